@@ -1,0 +1,1 @@
+"""The page: knows Gradio and Plotly, and no tensor."""

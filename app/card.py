@@ -1,0 +1,272 @@
+"""Why a token stands where it stands: the figures and the one sentence of a token's card.
+
+Pure functions from the records to plain data. The module knows no page and computes no probability:
+it only reads what the engine recorded, and writes "–" for whatever is undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from core.records import Fate, Round, Token
+
+UNDEFINED = "–"
+
+_SIGNS = {"\n": "↵", "\t": "⇥", "\x7f": "␡"}
+
+_REASONS = {
+    "fixed": "as set",
+    "plain": "speculation is off",
+    "length": "few tokens were still allowed",
+    "context": "the target's context is nearly full",
+    "draft_context": "past the draft's context",
+    "draft_failed": "the draft gave no usable distribution",
+    "auto": "chosen automatically",
+}
+
+_ENDINGS = {
+    "eos_token": "with the end-of-text token",
+    "stop_string": "at a stop string",
+    "length": "at the length limit",
+    "cancelled": "when it was stopped",
+    "error": "with an error",
+}
+
+
+def readable(text: str) -> str:
+    """``text`` on one line: line breaks, tabs and other control characters become visible signs."""
+    return "".join(_SIGNS.get(c) or (chr(0x2400 + ord(c)) if ord(c) < 32 else c) for c in text)
+
+
+def quote(text: str) -> str:
+    """A token's text between curly quotes, control characters made visible."""
+    return f"“{readable(text)}”"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A figure for people: ``digits`` significant digits, "–" where undefined.
+
+    A figure that is neither 0 nor 1 is never shown as 0 or 1.
+    """
+    if value is None:
+        return UNDEFINED
+    if value == 0 or value == 1:
+        return f"{value:g}"
+    text = f"{value:.{digits}g}"
+    while digits < 17 and text == "1":
+        digits += 1
+        text = f"{value:.{digits}g}"
+    if "e" in text:
+        mantissa, exponent = text.split("e")
+        text = f"{mantissa}×10{str(int(exponent)).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹'))}"
+    return text
+
+
+def _apart(a: float, b: float) -> tuple[str, str]:
+    """Two different figures with as many digits as it takes to look different; equal ones look equal."""
+    for digits in range(2, 18):
+        texts = number(a, digits), number(b, digits)
+        if (texts[0] == texts[1]) == (a == b):
+            break
+    return texts
+
+
+def _test(token: Token) -> str | None:
+    """The test in figures ("u·q = 0.31·0.62 = 0.19 < 0.41"); None where the record does not bear it out."""
+    if token.p is None or token.q is None or token.u is None:
+        return None
+    product = token.u * token.q
+    kept = token.fate is Fate.ACCEPTED
+    if (product < token.p) != kept:
+        return None
+    left, right = _apart(product, token.p)
+    return f"u·q = {number(token.u, 2)}·{number(token.q, 2)} = {left} {'<' if kept else '≥'} {right}"
+
+
+def name(token: Token) -> str:
+    """What to call a token: its text in quotes, or its label where it adds no text."""
+    return quote(token.text) if token.text or not token.label else token.label
+
+
+def _best(token: Token, texts: Mapping[int, str]) -> str | None:
+    """The target's most likely token, in quotes, where the record knows it."""
+    if not token.top_p:
+        return None
+    best = token.top_p[0][0]
+    if best == token.id:
+        return name(token)
+    return quote(texts[best]) if texts.get(best) else f"id {best}"
+
+
+def _accepted(token: Token, greedy: bool) -> str:
+    if greedy:
+        return f"The target's most likely token is {name(token)}; the draft proposed it, so it was kept."
+    if token.p is None or token.q is None:
+        return f"The draft proposed {name(token)}, and the target kept it."
+    if token.q <= token.p:
+        return (
+            f"The draft gave {name(token)} {number(token.q, 2)} and the target no less, {number(token.p, 2)}, "
+            "so it was kept whatever the draw."
+        )
+    gave = f"The draft gave {name(token)} {number(token.q, 2)}, the target {number(token.p, 2)}"
+    test = _test(token)
+    return f"{gave}; {test}, so it was kept." if test else f"{gave}; it was kept."
+
+
+def _rejected(token: Token, round: Round, greedy: bool, texts: Mapping[int, str]) -> str:
+    if greedy:
+        best = _best(token, texts) or next(
+            (name(t) for t in round.tokens if t.fate is Fate.RESAMPLED and t.position == token.position), None
+        )
+        if best is None or best == name(token):
+            return f"{name(token)} is not the target's most likely token, so it was struck out."
+        return (
+            f"The target's most likely token is {best}; the draft proposed {name(token)} instead, "
+            "so it was struck out."
+        )
+    if token.p is None or token.q is None:
+        return f"The draft proposed {name(token)}, and the target did not keep it."
+    gave = f"The draft gave {name(token)} {number(token.q, 2)}, the target "
+    if token.p == 0:
+        return f"{gave}0: the target would never write it here, so it was struck out."
+    gave += f"only {number(token.p, 2)}"
+    test = _test(token)
+    return f"{gave}; {test}, so it was struck out." if test else f"{gave}; it was struck out."
+
+
+def _resampled(token: Token, round: Round, greedy: bool) -> str:
+    struck = [t for t in round.tokens if t.fate is Fate.REJECTED and t.position == token.position]
+    struck = struck or [t for t in round.tokens if t.fate is Fate.REJECTED]
+    if greedy:
+        other = f"; the draft proposed {name(struck[-1])} instead" if struck else ""
+        return f"The target's most likely token is {name(token)}{other}. It took the draft's place."
+    source = "this token was drawn from what the target wanted and the draft did not (the residual)"
+    if len(struck) > 1:
+        return f"All {len(struck)} drafts for this place were rejected, and {source}."
+    if not struck:
+        return f"The draft was rejected, and {source}."
+    test = _test(struck[0])
+    why = f" (u·q = {_figures(struck[0])})" if test else ""
+    return f"The draft's {name(struck[0])} was rejected{why}, and {source}."
+
+
+def _figures(token: Token) -> str:
+    """The short form of a failed test: "0.55 ≥ p = 0.12"."""
+    left, right = _apart(token.u * token.q, token.p)
+    return f"{left} ≥ p = {right}"
+
+
+def _bonus(round: Round, greedy: bool) -> str:
+    kept = round.count(Fate.ACCEPTED)
+    if kept == 1 and round.drafted == 1:
+        drafts = "The one draft was accepted"
+    elif kept == round.drafted:
+        drafts = f"All {kept} drafts were accepted"
+    else:  # a tree: one whole path was accepted, its siblings were not needed
+        drafts = f"A whole path of {kept} drafts was accepted"
+    most_likely = ", its most likely one," if greedy else ""
+    return f"{drafts}, so the target's own next token{most_likely} came free (bonus)."
+
+
+def _plain(token: Token, round: Round, greedy: bool) -> str:
+    reasons = {
+        "plain": "Speculation is off (K = 0)",
+        "length": "No room for a draft was left under the length limit",
+        "context": "No room for a draft was left in the target's context",
+        "draft_context": "The text is longer than the draft can read",
+        "draft_failed": "The draft gave no usable distribution",
+        "auto": "The automatic draft length was 0",
+    }
+    why = reasons.get(round.num_draft_tokens_reason)
+    if why is None or (round.num_draft_tokens > 0 and round.num_draft_tokens_reason != "draft_failed"):
+        why = "Nothing was drafted in this round"
+    if greedy:
+        return f"{why}: the target wrote its most likely token alone."
+    gave = "" if token.p is None else f", giving it {number(token.p, 2)}"
+    return f"{why}: the target wrote this token alone{gave}."
+
+
+def _discarded(token: Token, round: Round) -> str:
+    struck = next((t for t in round.tokens if t.fate is Fate.REJECTED), None)
+    if struck is not None:
+        return (
+            f"Never tested: {name(struck)}, earlier in this round, was rejected, "
+            "and what the draft wrote after it fell with it."
+        )
+    if round.finish_reason:
+        ending = _ENDINGS.get(round.finish_reason, "there")
+        return f"Never tested: the reply ended {ending}, earlier in this round."
+    return "Never tested: the round ended before it."
+
+
+def explain(token: Token, round: Round, temperature: float, texts: Mapping[int, str]) -> str:
+    """Why ``token`` of ``round`` stands there (or does not), in one sentence.
+
+    ``texts`` maps token ids to their text; it may lack ids. Figures that are None are left out of the sentence.
+    """
+    greedy = temperature == 0
+    if token.fate is Fate.ACCEPTED:
+        return _accepted(token, greedy)
+    if token.fate is Fate.REJECTED:
+        return _rejected(token, round, greedy, texts)
+    if token.fate is Fate.RESAMPLED:
+        return _resampled(token, round, greedy)
+    if token.fate is Fate.BONUS:
+        return _bonus(round, greedy)
+    if token.fate is Fate.PLAIN:
+        return _plain(token, round, greedy)
+    return _discarded(token, round)
+
+
+def locate(rounds: Sequence[Round], i: int) -> tuple[Round, int]:
+    """The round and the index in it of token ``i``, counting every token of every round from 0.
+
+    Raises IndexError where the reply has no such token.
+    """
+    if i >= 0:
+        for round in rounds:
+            if i < len(round.tokens):
+                return round, i
+            i -= len(round.tokens)
+    raise IndexError("The reply has no such token.")
+
+
+def token_details(
+    round: Round, token_index: int, temperature: float, decode: Callable[[list[int]], list[str]]
+) -> dict:
+    """All that the card of one token shows, as plain data for the page.
+
+    ``token_index`` is the token's place in ``round.tokens``; ``decode`` gives one text for each id of a list.
+    Keys: ``fate``, ``sentence``, ``figures`` (a list of [name, value, meaning], values already written for
+    people) and ``top_p`` and ``top_q`` (lists of [text, probability, written probability, is this token];
+    the text is "" where an id has none, and the id is told instead).
+    """
+    token = round.tokens[token_index]
+    ids = list(dict.fromkeys(id for id, _ in (*token.top_p, *token.top_q)))
+    texts = dict(zip(ids, decode(ids), strict=True)) if ids else {}
+    ratio = token.p / token.q if token.p is not None and token.q else None
+    reason = _REASONS.get(round.num_draft_tokens_reason, round.num_draft_tokens_reason)
+    figures = [
+        ["p", number(token.p), "the target's probability of this token"],
+        ["q", number(token.q), "the draft's probability of this token"],
+        ["p / q", number(ratio), "kept with this probability, at most 1"],
+        ["u", number(token.u), "the uniform draw: kept if u·q < p"],
+        ["overlap", number(token.overlap), "Σ min(p, q): the chance that a draft is kept here"],
+        ["position", str(token.position + 1), "place in the round's block, counted from 1"],
+        ["entropy of p", number(token.entropy_p), "how undecided the target was, in nats"],
+        ["entropy of q", number(token.entropy_q), "how undecided the draft was, in nats"],
+    ]
+    if temperature == 0:
+        figures.insert(1, ["p_raw", number(token.p_raw), "the target's probability at temperature 1, no filter"])
+
+    def top(pairs: tuple[tuple[int, float], ...]) -> list[list]:
+        return [[texts[id] or f"id {id}", p, number(p, 2), id == token.id] for id, p in pairs]
+
+    return {
+        "fate": token.fate.value,
+        "sentence": explain(token, round, temperature, texts),
+        "round": f"round {round.index + 1}, K = {round.num_draft_tokens} ({reason}), token id {token.id}",
+        "figures": figures,
+        "top_p": top(token.top_p),
+        "top_q": top(token.top_q),
+    }
