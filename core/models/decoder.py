@@ -25,6 +25,10 @@ import torch.nn.functional as F
 from core.models.linear import Linear
 
 PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of one pass
+# Attention always runs over whole blocks of keys, the surplus masked: the sums over keys then have
+# the same structure for a token whether it is scored alone or with others behind it, and come out
+# bit-equal (measured: 64 and 128 are not enough, see docs/LOG.md).
+KEY_BLOCK = 256
 
 
 @dataclass(frozen=True)
@@ -58,15 +62,17 @@ class DecoderShape:
 
 
 class KVCache:
-    """Keys and values of one sequence: ``keys[layer]`` is (capacity, kv_heads, head_size).
+    """Keys and values of one sequence: ``keys[layer]`` is (positions, kv_heads, head_size).
 
-    The buffers are reserved once; an operating system hands out their memory as it is first written.
+    The buffers are reserved once; an operating system hands out their memory as it is first touched.
+    They begin as zeros because a pass reads, masked, up to the end of a block of ``KEY_BLOCK``.
     """
 
     def __init__(self, shape: DecoderShape, capacity: int, dtype: torch.dtype = torch.float32):
-        size = (shape.layers, capacity, shape.kv_heads, shape.head_size)
-        self.keys = torch.empty(size, dtype=dtype)
-        self.values = torch.empty(size, dtype=dtype)
+        blocks = -(-capacity // KEY_BLOCK) * KEY_BLOCK
+        size = (shape.layers, blocks, shape.kv_heads, shape.head_size)
+        self.keys = torch.zeros(size, dtype=dtype)
+        self.values = torch.zeros(size, dtype=dtype)
         self.capacity = capacity
         self.length = 0
 
@@ -152,7 +158,8 @@ class Decoder:
         eps, group = shape.rms_eps, shape.heads // shape.kv_heads
         rotating = shape.heads + shape.kv_heads
         rotation = self.rotations[start:end]
-        mask = self._mask(rows, start, group) if rows > 1 else None
+        mask = self._mask(rows, start, group)
+        seen = mask.shape[1]
         x = F.embedding(torch.tensor(ids), self.embedding).float()
         for index, layer in enumerate(self.layers):
             keys, values = cache.keys[index], cache.values[index]
@@ -166,8 +173,8 @@ class Decoder:
             query = turned[:, : shape.heads].unflatten(1, (shape.kv_heads, group)).transpose(0, 1)
             attended = F.scaled_dot_product_attention(
                 query.reshape(1, shape.kv_heads, rows * group, shape.head_size),
-                keys[:end].transpose(0, 1)[None],
-                values[:end].transpose(0, 1)[None],
+                keys[:seen].transpose(0, 1)[None],
+                values[:seen].transpose(0, 1)[None],
                 attn_mask=mask,
             )
             attended = attended.view(shape.kv_heads, rows, group * shape.head_size).transpose(0, 1)
@@ -187,6 +194,7 @@ class Decoder:
             self.forward(ids[start : start + PREFILL_CHUNK], cache)
 
     def _mask(self, rows: int, start: int, group: int) -> torch.Tensor:
-        """Causal mask (rows * group, start + rows): row i sees the cache and the rows up to i."""
-        seen = torch.ones(rows, start + rows, dtype=torch.bool).tril_(start)
-        return seen.repeat_interleave(group, 0)
+        """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i."""
+        keys = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK
+        unseen = torch.arange(keys) > torch.arange(start, start + rows).repeat_interleave(group)[:, None]
+        return torch.zeros(rows * group, keys).masked_fill_(unseen, float("-inf"))

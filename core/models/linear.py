@@ -5,9 +5,9 @@ input row i alone, bit for bit and at every row count (rule 13 of the engine: a 
 must score a token as a one-row pass would). ``row_dependence`` measures that on this machine.
 
 - ``dense``: the weights as they are, float32 or bfloat16.
-- ``int8``: symmetric int8 weights with one scale an output row, activations quantised to int8 with
-  one scale a row *before* the product, so no row sees another's scale. The sum itself is in
-  integers: exact, in any order. oneDNN's kernel through ``torch.ops.onednn``.
+- ``int8``: symmetric int8 weights with one scale an output row, activations quantised with one
+  scale a row *before* the product, so no row sees another's scale. The sums are in integers:
+  exact, in any order. oneDNN's kernel through ``torch.ops.onednn``.
 - ``int4``: 4-bit weights in groups of 32 inputs with a scale and an offset each (the layout of
   GGUF's Q4_1), bfloat16 activations, float32 sums. Weights that came from a Q4_1 file keep their
   16 levels: every group of such a file holds its own minimum and maximum, so quantising the
@@ -23,7 +23,8 @@ from collections.abc import Callable
 import torch
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
-GROUP = 32
+GROUP = 32  # inputs that share a scale in the int4 form, as in GGUF's Q4_1
+FINE = 254.0  # the fine part of an int8 activation counts in 1/254 of the coarse one: -127 to 127
 
 
 class DenseLinear:
@@ -37,25 +38,33 @@ class DenseLinear:
 
 
 class Int8Linear:
-    """Int8 weights (out, in) with float32 ``scale`` (out,); activations quantised row by row."""
+    """Int8 weights (out, in) with a scale an output row; each activation as two int8 parts, 15 bits.
 
-    def __init__(self, weight: torch.Tensor, scale: torch.Tensor | None = None):
-        if scale is None:
-            scale = weight.float().abs().amax(1).clamp_min(1e-30) / 127
-            weight = (weight.float() / scale[:, None]).round().to(torch.int8)
-        self.scale = scale.float()
+    One int8 part alone loses too much of this family's peaked activations (docs/LOG.md). The second
+    part holds what the first rounded away; it costs a second row in a product whose time hardly
+    depends on the number of rows.
+    """
+
+    def __init__(self, weight: torch.Tensor):
+        scale = weight.float().abs().amax(1).clamp_min(1e-30) / 127
+        levels = (weight.float() / scale[:, None]).round_().to(torch.int8)
+        self.scale = scale
         self.zero = torch.zeros(weight.shape[0], dtype=torch.int32)
-        self.packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
+        self.packed = torch.ops.onednn.qlinear_prepack(levels, None)
         self.product = torch.ops.onednn.qlinear_pointwise.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.shape[0]
         # A row of zeros keeps a harmless scale instead of dividing by zero.
         row_scale = x.abs().amax(1, True).mul_(1 / 127).clamp_min_(1e-30)
-        quantized = x.div(row_scale).round_().to(torch.int8)
+        scaled = x.div(row_scale)
+        coarse = scaled.round()
+        fine = scaled.sub_(coarse).mul_(FINE).round_()
+        parts = torch.cat([coarse, fine]).to(torch.int8)
         y = self.product(
-            quantized, 1.0, 0, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], ""
+            parts, 1.0, 0, self.packed, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], ""
         )
-        return y.mul_(row_scale)
+        return torch.add(y[:rows], y[rows:], alpha=1 / FINE).mul_(row_scale)
 
 
 def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -1,0 +1,1 @@
+"""Redline's engine. Knows torch; never imports gradio, plotly or anything of ``app``."""

@@ -1,0 +1,85 @@
+"""From what a person typed to checked ``Settings``: one clear sentence for whatever cannot be used.
+
+Knows the limits and their wording, nothing of the page or the terminal that asks. Numbers may
+arrive as text, ints or whole floats, as form fields deliver them. See SP-01 and SP-02 in tests.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+
+from core.records import Settings
+
+MAX_DRAFT_TOKENS = 16
+MAX_NEW_TOKENS = 8192
+MAX_SEED = 2**63 - 1  # the largest integer SQLite stores
+
+
+class SettingsError(ValueError):
+    """A setting that cannot be used; the message is one sentence that says what to do."""
+
+
+def _number(name: str, value: object, low: float, high: float) -> float:
+    try:
+        number = float(str(value).strip())
+    except ValueError:
+        number = math.nan
+    if not low <= number <= high:
+        raise SettingsError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}.")
+    return number
+
+
+def _integer(name: str, value: object, low: int, high: int) -> int:
+    text = str(value).strip()
+    try:
+        number = int(text)
+    except ValueError:
+        try:
+            as_float = float(text)
+        except ValueError:
+            as_float = math.nan
+        number = int(as_float) if math.isfinite(as_float) and as_float.is_integer() else None
+    if number is None or not low <= number <= high:
+        raise SettingsError(f"{name} must be a whole number from {low} to {high}, not {value!r}.")
+    return number
+
+
+def parse_seed(value: object) -> int:
+    """A seed from a form field: blank or -1 draws a random one (shown and stored with the reply).
+
+    Raises SettingsError for fractions, other negatives and numbers SQLite cannot store.
+    """
+    if value is None or str(value).strip() in ("", "-1", "-1.0"):
+        return secrets.randbelow(2**31)
+    return _integer("Seed", value, 0, MAX_SEED)
+
+
+def parse_stop(value: object) -> tuple[str, ...]:
+    """Stop strings from a list, or from text with one stop string a line; empty ones are dropped."""
+    if value is None:
+        return ()
+    lines = value.split("\n") if isinstance(value, str) else list(value)
+    return tuple(line for line in dict.fromkeys(str(line) for line in lines) if line)
+
+
+def parse_settings(
+    *,
+    temperature: object = 0.7,
+    top_k: object = 0,
+    top_p: object = 1.0,
+    num_draft_tokens: object = 4,
+    max_new_tokens: object = 512,
+    stop: object = (),
+    seed: object = None,
+) -> Settings:
+    """Checked settings. Raises SettingsError with one sentence naming the first bad field."""
+    return Settings(
+        temperature=_number("Temperature", temperature, 0, 2),
+        top_k=_integer("Top-k", 0 if top_k in (None, "") else top_k, 0, 2**31 - 1),
+        top_p=_number("Top-p", 1.0 if top_p in (None, "") else top_p, 0, 1),
+        num_draft_tokens=_integer("Draft tokens (K)", num_draft_tokens, 0, MAX_DRAFT_TOKENS),
+        max_new_tokens=_integer("Maximum new tokens", max_new_tokens, 1, MAX_NEW_TOKENS),
+        stop=parse_stop(stop),
+        seed=parse_seed(seed),
+    )
