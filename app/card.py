@@ -105,8 +105,8 @@ def _accepted(token: Token, greedy: bool) -> str:
         return f"The draft proposed {name(token)}, and the target kept it."
     if token.q <= token.p:
         return (
-            f"The draft gave {name(token)} {number(token.q, 2)} and the target no less, {number(token.p, 2)}, "
-            "so it was kept whatever the draw."
+            f"The draft gave {name(token)} {number(token.q, 2)} and the target no less, "
+            f"{number(token.p, 2)}, so it was kept whatever the draw."
         )
     gave = f"The draft gave {name(token)} {number(token.q, 2)}, the target {number(token.p, 2)}"
     test = _test(token)
@@ -202,7 +202,8 @@ def _discarded(token: Token, round: Round) -> str:
 def explain(token: Token, round: Round, temperature: float, texts: Mapping[int, str]) -> str:
     """Why ``token`` of ``round`` stands there (or does not), in one sentence.
 
-    ``texts`` maps token ids to their text; it may lack ids. Figures that are None are left out of the sentence.
+    ``texts`` maps token ids to their text; it may lack ids. Figures that are None are left
+    out of the sentence.
     """
     greedy = temperature == 0
     if token.fate is Fate.ACCEPTED:
@@ -257,7 +258,8 @@ def token_details(
         ["entropy of q", number(token.entropy_q), "how undecided the draft was, in nats"],
     ]
     if temperature == 0:
-        figures.insert(1, ["p_raw", number(token.p_raw), "the target's probability at temperature 1, no filter"])
+        meaning = "the target's probability at temperature 1, with no filter"
+        figures.insert(1, ["p_raw", number(token.p_raw), meaning])
 
     def top(pairs: tuple[tuple[int, float], ...]) -> list[list]:
         return [[texts[id] or f"id {id}", p, number(p, 2), id == token.id] for id, p in pairs]

@@ -1,10 +1,10 @@
 """The redline view: a conversation at reading size, every token in the colour of its fate.
 
-``RedlineView`` makes a ``gr.HTML`` whose value is an append-only string, one JSON array a line, made by joining
-what ``encode_user``, ``encode_reply_start``, ``encode_round`` and ``encode_reply_end`` return. Its own script
-(``assets/token_view.js``) draws it with ``textContent`` alone: the template is fixed, and nothing a model or a
-person wrote is ever part of a template, of HTML or of an attribute. While a reply streams only the new lines
-travel. What a card shows is fetched when it opens, from the ``details`` callable.
+``RedlineView`` makes a ``gr.HTML`` whose value is an append-only string, one JSON array a line, made by
+joining what ``encode_user``, ``encode_reply_start``, ``encode_round`` and ``encode_reply_end`` return. Its own
+script (``assets/token_view.js``) draws it with ``textContent`` alone: the template is fixed, and nothing a
+model or a person wrote is ever part of a template, of HTML or of an attribute. While a reply streams only the
+new lines travel. What a card shows is fetched when it opens, from the ``details`` callable.
 
 It knows no engine and no database. ``python -m app.token_view`` shows a scripted stream on 127.0.0.1.
 """
@@ -37,7 +37,7 @@ CODES = {
     Fate.PLAIN: "p",
 }
 
-# Escaped although JSON need not: half characters, which UTF-8 cannot hold, and "<", so that no tag ever travels.
+# Escaped although JSON need not: half characters, which UTF-8 cannot hold, and "<", so that no tag travels.
 _ESCAPED = re.compile("[<\ud800-\udfff]")
 
 
@@ -52,7 +52,7 @@ def encode_user(text: str) -> str:
 
 
 def encode_reply_start(reply_key: str, temperature: float, note: str = "") -> str:
-    """The start of a reply. ``reply_key`` comes back to ``details``; ``note`` is a caption above the reply."""
+    """The start of a reply. ``reply_key`` comes back to ``details``; ``note`` is a caption above it."""
     return _line("s", reply_key, temperature, note)
 
 
@@ -82,9 +82,9 @@ def encode_reply_end(
 def RedlineView(value: str = "", *, details: Callable[[str, int], dict], **kw: object) -> gr.HTML:
     """The component. ``details(key, i)`` returns ``app.card.token_details`` of token ``i`` of reply ``key``.
 
-    ``i`` counts all tokens of the reply's rounds from 0 (``app.card.locate`` finds it); where there is no such
-    token (any more), ``details`` returns ``{}`` or raises LookupError, and the card says so. Further arguments
-    are those of ``gr.HTML``. To change it from a handler, return the new string or ``gr.update(...)``.
+    ``i`` counts all tokens of the reply's rounds from 0 (``app.card.locate`` finds it); where there is no
+    such token (any more), ``details`` returns ``{}`` or raises LookupError, and the card says so. Further
+    arguments are those of ``gr.HTML``. To change it from a handler, return the string or ``gr.update(...)``.
     """
 
     # Not a subclass, because Gradio writes a .pyi file beside every module that subclasses a component.
@@ -114,23 +114,24 @@ def RedlineView(value: str = "", *, details: Callable[[str, int], dict], **kw: o
 
 _SCRIPT = (  # (text, monospaced)
     (
-        "Speculative decoding lets a small model write ahead and a big one edit, as an editor redlines a manuscript. "
-        "The draft proposes a few tokens; the target reads them all in one pass, keeps what it would have written "
-        "itself, and corrects the first word it does not agree with. Nothing is lost: what remains is "
+        "Speculative decoding lets a small model write ahead and a big one edit, as an editor redlines a "
+        "manuscript. The draft proposes a few tokens; the target reads them all in one pass, keeps what it would "
+        "have written itself, and corrects the first word it does not agree with. Nothing is lost: what remains is "
         "distributed exactly as the target alone would have written it 🙂.\n\nIn Python, ",
         False,
     ),
     ("`u * q < p`", True),
     (" is the whole of the test:\n\n", False),
     (
-        '```python\ndef keep(p: float, q: float, u: float) -> bool:\n    """Whether a drafted token stands."""\n'
+        "```python\ndef keep(p: float, q: float, u: float) -> bool:\n"
+        '    """Whether a drafted token stands."""\n'
         "    if q == 0:\n        return False\n    return u * q < p\n```",
         True,
     ),
     (
-        "\n\nTwo things follow. A draft that agrees often makes the reply faster; a draft that never agrees makes "
-        "it slower, but it cannot make it worse. That is why the colours matter: they show, word by word, whether "
-        "this draft pays off with this target, on this kind of text.",
+        "\n\nTwo things follow. A draft that agrees often makes the reply faster; a draft that never agrees "
+        "makes it slower, but it cannot make it worse. That is why the colours matter: they show, word by word, "
+        "whether this draft pays off with this target, on this kind of text.",
         False,
     ),
 )
@@ -156,17 +157,19 @@ def scripted_pieces(script: tuple[tuple[str, bool], ...] = _SCRIPT) -> list[Piec
     return [*pieces, Piece("", "<|im_end|>")]
 
 
-def scripted_rounds(pieces: list[Piece], seed: int = 1, k: int = 4, temperature: float = 0.7) -> Iterator[Round]:
+def scripted_rounds(
+    pieces: list[Piece], seed: int = 1, k: int = 4, temperature: float = 0.7
+) -> Iterator[Round]:
     """Rounds over ``pieces``, ids being places in it: the arithmetic is real, the two models are invented.
 
     At each place both have a distribution, most of it on the script's own piece.
     """
     rng = random.Random(seed)
-    words = [i for i, piece in enumerate(pieces) if piece.text[1:].isalpha() and piece.text[0] == " "]
+    words = {p.text: i for i, p in enumerate(pieces) if re.fullmatch(" [A-Za-z]+", p.text)}
     end = len(pieces) - 1
 
     def distributions(place: int) -> tuple[dict[int, float], dict[int, float], float]:
-        others = rng.sample(words, 11)
+        others = rng.sample(list(words.values()), 11)
         raw = []
         for own in (rng.uniform(8, 60), rng.uniform(0.05, 25)):
             weights = {other: rng.random() ** 5 for other in others} | {place: own}
@@ -197,8 +200,8 @@ def scripted_rounds(pieces: list[Piece], seed: int = 1, k: int = 4, temperature:
         tokens: list[Token] = []
 
         def put(
-            id: int, position: int, fate: Fate, *, u: float | None = None, tested: bool = True, q: bool = True,
-            place: int = place, models: list = models, tokens: list[Token] = tokens,
+            id: int, position: int, fate: Fate, *, u: float | None = None, tested: bool = True,
+            q: bool = True, place: int = place, models: list = models, tokens: list[Token] = tokens,
         ) -> None:  # fmt: skip
             nonlocal emitted
             p, draft, p_raw = models[position]
@@ -238,9 +241,10 @@ def scripted_rounds(pieces: list[Piece], seed: int = 1, k: int = 4, temperature:
         place += sum(token.emitted for token in tokens)
         done = place > end or any(token.emitted and token.id == end for token in tokens)
         yield Round(
-            index=index, num_draft_tokens=k, num_draft_tokens_reason="fixed" if k else "plain", tokens=tuple(tokens),
-            text="".join(token.text for token in tokens if token.emitted), context_tokens=emitted,
-            draft_seconds=0.0, target_seconds=0.0, overhead_seconds=0.0, finish_reason="eos_token" if done else None,
+            index=index, num_draft_tokens=k, num_draft_tokens_reason="fixed" if k else "plain",
+            tokens=tuple(tokens), text="".join(token.text for token in tokens if token.emitted),
+            context_tokens=emitted, draft_seconds=0.0, target_seconds=0.0, overhead_seconds=0.0,
+            finish_reason="eos_token" if done else None,
         )  # fmt: skip
         if done:
             return
@@ -252,7 +256,8 @@ def demo() -> gr.Blocks:
 
     def details(key: str, i: int) -> dict:
         rounds, temperature = kept[key]
-        return token_details(*locate(rounds, i), temperature, lambda ids: [pieces[id].text or pieces[id].label for id in ids])
+        texts = [piece.text or piece.label for piece in pieces]
+        return token_details(*locate(rounds, i), temperature, lambda ids: [texts[id] for id in ids])
 
     def stream(value: str, k: float, temperature: float) -> Iterator[str]:
         key = f"reply-{len(kept)}"
@@ -271,8 +276,9 @@ def demo() -> gr.Blocks:
         with gr.Row():
             k = gr.Slider(0, 8, 4, step=1, label="K")
             temperature = gr.Slider(0, 2, 0.7, step=0.1, label="Temperature")
-            gr.Button("Stream", elem_id="stream").click(stream, [view, k, temperature], view, show_progress="hidden")
-            gr.Button("Clear", elem_id="clear").click(lambda: "", None, view)
+            start, clear = gr.Button("Stream", elem_id="stream"), gr.Button("Clear", elem_id="clear")
+        start.click(stream, [view, k, temperature], view, show_progress="hidden")
+        clear.click(lambda: "", None, view)
     return page
 
 

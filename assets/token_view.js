@@ -10,8 +10,7 @@
 const FATES = { a: 'accepted', r: 'rejected', d: 'discarded', s: 'resampled', b: 'bonus', p: 'plain' };
 const KEPT = 'asbp';
 const LEGEND = [
-  ['a', 'draft, kept'], ['r', 'draft, struck out'], ['s', 'the target’s correction'],
-  ['b', 'free, all drafts kept'], ['d', 'draft, never tested'],
+  ['a', 'kept'], ['r', 'struck out'], ['s', 'put in its place'], ['b', 'free extra'], ['d', 'never tested'],
 ];
 const ENDINGS = { length: 'The length limit was reached.', cancelled: 'Stopped.', error: 'Ended by an error.' };
 const HOVER_MS = 80, LEAVE_MS = 180;
@@ -32,7 +31,13 @@ function make(tag, className, text) {
   if (text !== undefined) node.textContent = text;
   return node;
 }
-const sign = (char) => SIGNS[char] ?? (char < ' ' ? String.fromCharCode(0x2400 + char.charCodeAt(0)) : char);
+function sample(fate) {
+  const node = make('span', `rl-t rl-${fate}`);
+  node.append(make('span', 'rl-ink', fate));
+  return node;
+}
+// A control character as a visible sign; any other text as it is.
+const sign = (text) => SIGNS[text] ?? (text.length === 1 && text < ' ' ? String.fromCharCode(0x2400 + text.charCodeAt(0)) : text);
 const length = (text) => { let n = 0; for (const _ of text) n++; return n; };  // characters as Python counts them
 
 // ---------------------------------------------------------------- the frame
@@ -48,12 +53,13 @@ if (card.showPopover) card.popover = 'manual';  // the top layer: no ancestor ca
 
 for (const [code, meaning] of LEGEND) {
   const entry = make('span', 'rl-entry');
-  entry.append(make('span', `rl-t rl-${FATES[code]}`, FATES[code]), ` ${meaning}`);
+  entry.append(sample(FATES[code]), ` ${meaning}`);
   legend.append(entry);
 }
 const switches = make('div', 'rl-switches');
 switches.setAttribute('role', 'group');
 switches.setAttribute('aria-label', 'Show');
+switches.append('show');
 legend.append(switches);
 for (const what of ['rejected', 'discarded', 'rounds']) {
   const button = make('button', 'rl-switch', what);
@@ -86,7 +92,6 @@ function draw() {
   seen = value.slice(0, end);
   legend.hidden = !tokens.length;
   view.tabIndex = tokens.length ? 0 : -1;
-  follow();
 }
 
 function reset() {
@@ -123,8 +128,9 @@ function startReply(key, note) {
   if (note) node.append(make('div', 'rl-note', note));
   const body = make('div', 'rl-text');
   node.append(body);
-  // run: the segments of the monospaced run at the end, and the block they became once it spanned lines
-  reply = { key, node, body, count: 0, start: tokens.length, monospaced: false, run: null, segment: null };
+  // run: the segments of the monospaced run at the end, and the block they became once it spanned lines;
+  // last: the kept text before; afterBlock: whether a block has ended since
+  reply = { key, node, body, count: 0, start: tokens.length, monospaced: false, run: null, segment: null, afterBlock: false, last: '' };
 }
 
 function addRound(index, k, list) {
@@ -146,24 +152,35 @@ function addRound(index, k, list) {
 }
 
 function addToken(round, i, [code, text, monospaced, label], inCode) {
-  const el = make('span', `rl-t rl-${FATES[code]}`);
+  const el = make('span', `rl-t rl-${FATES[code]}`), kept = KEPT.includes(code);
   if (code !== 'p') el.classList.add('rl-coloured');
   if (monospaced) el.classList.add('rl-mono');
   el.setAttribute('role', 'option');
   el.place = tokens.length;
-  if (text) fill(el, text, KEPT.includes(code));
+  if (text) fill(el, text, kept);
   else el.append(make('span', 'rl-chip', label || '∅'));
   tokens.push({ el, code, fate: FATES[code], text, label, reply, i, round });
   segmentFor(round, inCode).append(el);
-  if (inCode && KEPT.includes(code) && text.includes('\n')) blockUp();
+  if (!kept) return;
+  if (inCode && text.includes('\n')) blockUp();
+  // The first line break after a code block that ends without one: the block itself has broken the line.
+  if (reply.afterBlock && text.startsWith('\n') && !reply.last.endsWith('\n')) el.firstChild.classList.add('rl-broken');
+  reply.afterBlock = false;
+  reply.last = text;
 }
 
 // Kept text stands exactly as it is; what was not kept may break no line, so its controls become signs.
+// The ink carries the marks of a token's fate: not its leading spaces, for a struck space at the end of a line
+// looks like a hyphen, unless spaces are all there is.
 function fill(el, text, kept) {
   for (const part of text.split(kept ? /(\n)/ : /([\x00-\x1f\x7f])/)) {
     if (!part) continue;
-    if (kept) el.append(part === '\n' ? make('span', 'rl-nl', part) : part);
-    else el.append(part < ' ' || part === '\x7f' ? make('span', 'rl-sign', sign(part)) : part);
+    if (kept && part === '\n') el.append(make('span', 'rl-nl', part));
+    else if (!kept && sign(part) !== part) el.append(make('span', 'rl-sign', sign(part)));
+    else {
+      const spaces = part.trim() ? part.length - part.trimStart().length : 0;
+      el.append(part.slice(0, spaces), make('span', 'rl-ink', part.slice(spaces)));
+    }
   }
 }
 
@@ -174,7 +191,10 @@ function segmentFor(round, inCode) {
   if (!round.segments.length) segment.classList.add('rl-first');
   round.segments.push(segment);
   if (inCode && !reply.monospaced) reply.run = { segments: [], block: null };
-  if (!inCode) reply.run = null;
+  if (!inCode) {
+    reply.afterBlock ||= !!reply.run?.block;
+    reply.run = null;
+  }
   if (reply.run) reply.run.segments.push(segment);
   (reply.run?.block ?? reply.body).append(segment);
   reply.monospaced = inCode;
@@ -215,19 +235,31 @@ function endReply(visible, reason, tail, error) {
 
 // ---------------------------------------------------------------- following the end
 
-// Stays at the bottom while the reader is there; the reader's own scrolling decides, nothing else.
-let atBottom = true;
+// Stays with the end of the text while the reader is there; scrolling up lets go, coming back takes hold again.
+// scroll-padding-bottom of the scrolling box tells of anything that covers its lower edge.
+let atEnd = true, lastTop = 0;
 function scroller() {
   for (let node = root.parentElement; node && node !== document.body; node = node.parentElement) {
     if (/auto|scroll/.test(getComputedStyle(node).overflowY) && node.scrollHeight > node.clientHeight) return node;
   }
   return document.scrollingElement;
 }
-function follow() {
-  if (!atBottom || !root.offsetParent) return;
-  const box = scroller();
-  box.scrollTop = box.scrollHeight;
+function beyondEnd(box) {
+  const bottom = box === document.scrollingElement ? innerHeight : box.getBoundingClientRect().bottom;
+  return root.getBoundingClientRect().bottom - bottom + (parseFloat(getComputedStyle(box).scrollPaddingBottom) || 0);
 }
+function follow() {
+  const box = scroller();
+  if (atEnd && root.getClientRects().length) box.scrollTop += Math.max(0, beyondEnd(box));
+}
+function onScroll(box) {
+  if (!root.getClientRects().length) return;
+  // Only upward: while text streams in, a scroll of follow's own may be reported after the end has moved on.
+  if (beyondEnd(box) < 48) atEnd = true;
+  else if (box.scrollTop < lastTop) atEnd = false;
+  lastTop = box.scrollTop;
+}
+new ResizeObserver(follow).observe(root);
 
 // ---------------------------------------------------------------- the card
 
@@ -276,7 +308,7 @@ function word(text, label) {
   if (!text) node.append(label || '∅');
   for (const part of text.split(/([\x00-\x20\x7f])/)) {
     if (!part) continue;
-    const seen = part === ' ' ? '·' : part.length === 1 ? sign(part) : part;
+    const seen = part === ' ' ? '·' : sign(part);
     node.append(seen === part ? part : make('span', 'rl-space', seen));
   }
   return node;
@@ -303,7 +335,7 @@ function showCard(token, details) {
   closer.tabIndex = -1;
   closer.setAttribute('aria-label', 'Close');
   closer.addEventListener('click', () => { close(); });
-  head.append(word(token.text, token.label), make('span', `rl-t rl-${token.fate}`, token.fate), closer);
+  head.append(word(token.text, token.label), sample(token.fate), closer);
   const parts = [head];
   if (details?.sentence) {
     const figures = make('dl', 'rl-figures');
@@ -441,9 +473,8 @@ onDocument('pointerdown', (event) => {
   if (!card.hidden && !card.contains(event.target) && !event.target.closest?.('.rl-view .rl-t')) close();
 });
 onDocument('scroll', (event) => {
-  if (event.target === card || card.contains(event.target)) return;
-  const box = scroller();
-  if (event.target === box || event.target === document) atBottom = box.scrollHeight - box.scrollTop - box.clientHeight < 48;
+  if (card.contains(event.target) || !event.target.contains(root)) return;
+  onScroll(scroller());
   if (card.hidden || !tokens[current]) return;
   if (byPointer && !pinned) close(); else placeCard(tokens[current]);
 }, true);
