@@ -115,3 +115,27 @@ def reply_of(rounds: list[Round], **changes) -> Reply:
         num_rounds=len(rounds),
     )
     return Reply(**{**values, **changes})
+
+
+def record(
+    store, *words: str, question: str = "Hello?", finish: bool = True, **changes
+) -> tuple[str, str, str]:
+    """A conversation with one question and one reply of these rounds, stored; returns their three ids."""
+    conversation = store.new_conversation("Be brief.")
+    message = store.add_message(conversation, "user", question)
+    return conversation, message, answer(store, conversation, message, *words, finish=finish, **changes)
+
+
+def answer(store, conversation: str, question: str, *words: str, finish: bool = True, **changes) -> str:
+    """One more stored reply to a question; returns its id. ``changes`` are of the Reply."""
+    kind, domain = changes.pop("kind", None), changes.pop("domain", "auto")
+    rounds = changes.pop("rounds", None) or rounds_of(*words)
+    reply = reply_of(rounds, **changes)
+    reply_id = store.begin_reply(
+        conversation, question, reply.settings, reply.pair, domain, reply.prompt_tokens, kind=kind
+    )
+    for round_ in rounds:
+        store.add_round(reply_id, round_)
+    if finish:
+        store.finish_reply(reply_id, reply)
+    return reply_id

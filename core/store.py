@@ -1,0 +1,814 @@
+"""The record: conversations, messages, replies, rounds and tokens in one SQLite file, written as they arrive.
+
+Knows the records and the schema (``core.migrations``), nothing of the engine or the page. Writing never
+raises because of the database: what goes wrong becomes one sentence in ``Store.problem``, and chatting goes
+on.
+
+Rules:
+
+- Each round is one transaction, its tokens with it, so that a killed process loses at most the round in
+  flight.
+- What is on disk of a reply is always its beginning: rounds 0 to n without a gap. A reply counts as whole
+  only by its ``finish_reason``, and that is written only together with, or after, all of its rounds.
+- A round that cannot be written is held in memory, and later rounds of that reply behind it, without trying
+  again at each; when the reply ends everything held is tried once more. If that fails too, what is held is
+  dropped: the file keeps the beginning, which reads as ``interrupted``. Messages and conversations that could
+  not be written are held until a later write succeeds (at most ``MAX_HELD_MESSAGES``), so that no turn is
+  missing before a later one.
+- With ``recording`` off nothing is written. Switching it off in the middle of a reply ends the record of that
+  reply there; one that began while it was off is never recorded.
+- Deleting wins: what still arrives for a reply that was deleted is dropped.
+- A database made by a later Redline is not touched.
+- Text that UTF-8 or SQL tools cannot hold is cleaned before it is stored (see ``clean_text``).
+- Deleted text is really gone: freed pages are overwritten and the write-ahead log is emptied.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+import struct
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TypeVar
+
+from sqlite_utils import Database
+
+from core.metrics import Figures, Tally, summarize
+from core.migrations import is_newer, migrate
+from core.records import Fate, PairInfo, Reply, Round, Settings, Token
+
+KINDS = ("first", "regenerated", "plain")
+INTERRUPTED = "interrupted"  # how a reply without an end on record reads
+
+BUSY_SECONDS = 5.0  # how long a write waits for another program's lock
+BUSY_SECONDS_IN_TROUBLE = 0.25  # the same while the last write failed: one long wait is enough
+MAX_HELD_MESSAGES = 1000
+
+Job = Callable[[sqlite3.Connection], object]
+Result = TypeVar("Result")
+
+
+def default_path() -> Path:
+    """``REDLINE_DB`` where it is set, else ``data/redline.db`` of this checkout."""
+    named = os.environ.get("REDLINE_DB", "").strip()
+    if named:
+        return Path(named).expanduser()
+    return Path(__file__).resolve().parent.parent / "data" / "redline.db"
+
+
+class StoreError(Exception):
+    """The database cannot be used; the message is one sentence."""
+
+
+class _NoQuestion(Exception):
+    """A reply to a message that is not in the database."""
+
+
+# --- What is read back -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReply:
+    """A reply as it was stored; has every attribute of ``records.Reply``, and its rounds.
+
+    Without an end on record ``finish_reason`` is ``interrupted``, the text is put together from the tokens,
+    and times are None. ``kind`` is one of ``KINDS`` and ``answers_reply_id`` the reply that was answered
+    again.
+    """
+
+    id: str
+    kind: str
+    answers_reply_id: str | None
+    created: str
+    system_prompt: str
+    domain_choice: str
+    settings: Settings
+    pair: PairInfo
+    prompt_tokens: int
+    prefill_seconds: float | None
+    ttft_seconds: float | None
+    seconds: float | None
+    finish_reason: str
+    error: str | None
+    text: str
+    visible_chars: int
+    tail: str
+    rounds: tuple[Round, ...] = field(repr=False)
+
+    @property
+    def visible_text(self) -> str:
+        return self.text[: self.visible_chars]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token.id for round_ in self.rounds for token in round_.tokens if token.emitted)
+
+    @property
+    def num_rounds(self) -> int:
+        return len(self.rounds)
+
+    @property
+    def figures(self) -> Figures:
+        return summarize(self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message; an assistant's has its replies, oldest first, and the text of the one that is shown.
+
+    Shown is the newest reply that is not a plain repetition (``kind`` ``plain``), or the newest if all are.
+    """
+
+    id: str
+    parent_id: str | None
+    role: str
+    content: str
+    created: str
+    replies: tuple[StoredReply, ...] = ()
+
+    @property
+    def shown(self) -> StoredReply | None:
+        return next((r for r in reversed(self.replies) if r.kind != "plain"), None) or (
+            self.replies[-1] if self.replies else None
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredConversation:
+    """A whole conversation, messages in order."""
+
+    id: str
+    created: str
+    client: str | None
+    system_prompt: str
+    messages: tuple[StoredMessage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationSummary:
+    """One line about a conversation: ``title`` is the beginning of its first message."""
+
+    id: str
+    created: str
+    client: str | None
+    title: str
+    num_messages: int
+    num_replies: int
+
+
+# --- Values ------------------------------------------------------------------------------------------------
+
+
+def clean_text(text: str) -> str:
+    """Text as it can be stored: UTF-8, and free of NUL, at which many tools cut a text off.
+
+    The two halves of a surrogate pair become the character they mean; a lone surrogate and NUL become U+FFFD
+    each.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text.replace("\0", "\ufffd")
+
+
+def pack_top(pairs: Iterable[tuple[int, float]]) -> bytes | None:
+    """(id, probability) pairs as bytes: uint32 and float32 in turn, little-endian; None for no pairs."""
+    flat = [value for pair in pairs for value in pair]
+    return struct.pack("<" + "If" * (len(flat) // 2), *flat) if flat else None
+
+
+def unpack_top(packed: bytes | None) -> tuple[tuple[int, float], ...]:
+    """The pairs that ``pack_top`` packed; probabilities come back with float32's precision."""
+    return tuple(struct.iter_unpack("<If", packed)) if packed else ()
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _insert(table: str, names: Iterable[str]) -> str:
+    names = tuple(names)
+    columns = ", ".join(f'"{name}"' for name in names)
+    return f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(names))})"
+
+
+_PAIR_NAMES = tuple(f.name for f in fields(PairInfo))
+_SETTING_NAMES = tuple(f.name for f in fields(Settings))
+_ROUND_NAMES = tuple(f.name for f in fields(Round) if f.name != "tokens")
+_TOKEN_NAMES = tuple(f.name for f in fields(Token))
+_INSERT_ROUND = _insert("rounds", ("reply_id", *_ROUND_NAMES))
+_INSERT_TOKEN = _insert("tokens", ("round_id", *_TOKEN_NAMES))
+
+
+def _round_row(reply_id: str, round_: Round) -> tuple:
+    values = {name: getattr(round_, name) for name in _ROUND_NAMES}
+    values["text"] = clean_text(round_.text)
+    return (reply_id, *values.values())
+
+
+def _token_row(round_id: int, token: Token) -> tuple:
+    values = {name: getattr(token, name) for name in _TOKEN_NAMES}
+    values["text"] = clean_text(token.text)
+    values["label"] = token.label and clean_text(token.label)
+    values["fate"] = token.fate.value
+    values["top_p"] = pack_top(token.top_p)
+    values["top_q"] = pack_top(token.top_q)
+    return (round_id, *values.values())
+
+
+def token_from_row(row: sqlite3.Row) -> Token:
+    """The token of a row of ``tokens``."""
+    values = {name: row[name] for name in _TOKEN_NAMES}
+    values["fate"] = Fate(values["fate"])
+    values["top_p"] = unpack_top(values["top_p"])
+    values["top_q"] = unpack_top(values["top_q"])
+    values["monospaced"] = bool(values["monospaced"])
+    return Token(**values)
+
+
+# --- Reading -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def reading(path: str | os.PathLike) -> Iterator[sqlite3.Connection]:
+    """A connection of its own for reading one consistent state of the file, whatever is being written
+    meanwhile.
+
+    Raises StoreError with one sentence when there is no such file, when a later Redline made it, or when it
+    cannot be read. A database of an earlier version is brought up to date first.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise StoreError(f"There is no database {path} yet.")
+    try:
+        connection = _open_for_reading(path)
+    except sqlite3.Error as error:
+        raise StoreError(_sentence(path, error)) from error
+    with contextlib.closing(connection):
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("BEGIN")
+        yield connection
+
+
+def _open_for_reading(path: Path) -> sqlite3.Connection:
+    # mode=rw rather than ro: SQLite reads a write-ahead log only where it may share it. In a folder where it
+    # may not, a file without a log is read as one that nobody can change.
+    modes = ["mode=rw"]
+    log = path.with_name(path.name + "-wal")
+    if not log.exists() or not log.stat().st_size:
+        modes.append("mode=ro&immutable=1")
+    for mode in modes:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS)
+        try:
+            db = Database(connection, execute_plugins=False)
+            if is_newer(db):
+                raise StoreError(_newer_sentence(path))
+            migrate(db)
+            return connection
+        except BaseException as error:
+            connection.close()
+            if mode == modes[-1] or not isinstance(error, sqlite3.OperationalError):
+                raise
+    raise AssertionError("the last mode returns or raises")
+
+
+def read_rounds(connection: sqlite3.Connection, reply_id: str) -> Iterator[Round]:
+    """The rounds of a reply in order, each built when it is asked for."""
+    rounds = connection.execute('SELECT * FROM rounds WHERE reply_id = ? ORDER BY "index"', [reply_id])
+    for row in rounds:
+        tokens = connection.execute('SELECT * FROM tokens WHERE round_id = ? ORDER BY "index"', [row["id"]])
+        yield Round(tokens=tuple(map(token_from_row, tokens)), **{name: row[name] for name in _ROUND_NAMES})
+
+
+def ending(row: sqlite3.Row, last_round_finish_reason: str | None) -> str:
+    """How a reply ended: as its row says, else as its last round says, else ``interrupted``."""
+    return row["finish_reason"] or last_round_finish_reason or INTERRUPTED
+
+
+def _reply_from(row: sqlite3.Row, rounds: tuple[Round, ...]) -> StoredReply:
+    settings = {name: row[name] for name in _SETTING_NAMES}
+    settings["stop"] = tuple(json.loads(settings["stop"]))
+    text, visible_chars = row["text"], row["visible_chars"]
+    finished = rounds[-1].finish_reason if rounds else None
+    if text is None:  # no end on record
+        text = "".join(token.text for round_ in rounds for token in round_.tokens if token.emitted)
+        # Where the last round did end the reply, a stop string may stand behind what is to be shown.
+        visible_chars = len("".join(round_.text for round_ in rounds)) if finished else len(text)
+    names = {f.name for f in fields(StoredReply)} - {"rounds"}
+    values = {name: row[name] for name in names if name in row.keys()}  # noqa: SIM118 - a Row iterates values
+    values.update(
+        settings=Settings(**settings),
+        pair=PairInfo(**{name: row[name] for name in _PAIR_NAMES}),
+        finish_reason=ending(row, finished),
+        text=text,
+        visible_chars=visible_chars,
+        tail=row["tail"] or "",
+        rounds=rounds,
+    )
+    return StoredReply(**values)
+
+
+def _conversation(connection: sqlite3.Connection, conversation_id: str) -> StoredConversation | None:
+    row = connection.execute("SELECT * FROM conversations WHERE id = ?", [conversation_id]).fetchone()
+    if row is None:
+        return None
+    replies: dict[str, list[StoredReply]] = {}
+    for reply in connection.execute(
+        "SELECT * FROM replies WHERE conversation_id = ? ORDER BY message_id, number", [conversation_id]
+    ):
+        rounds = tuple(read_rounds(connection, reply["id"]))
+        replies.setdefault(reply["message_id"], []).append(_reply_from(reply, rounds))
+    messages = []
+    for message in connection.execute(
+        "SELECT * FROM messages WHERE conversation_id = ? ORDER BY number", [conversation_id]
+    ):
+        stored = StoredMessage(
+            id=message["id"],
+            parent_id=message["parent_id"],
+            role=message["role"],
+            content=message["content"],
+            created=message["created"],
+            replies=tuple(replies.get(message["id"], ())),
+        )
+        if stored.shown is not None:
+            stored = replace(stored, content=stored.shown.visible_text)
+        messages.append(stored)
+    return StoredConversation(row["id"], row["created"], row["client"], row["system_prompt"], tuple(messages))
+
+
+def _summaries(
+    connection: sqlite3.Connection, limit: int, client: str | None
+) -> tuple[ConversationSummary, ...]:
+    rows = connection.execute(
+        """
+        SELECT id, created, client,
+            (SELECT substr(content, 1, 80) FROM messages WHERE conversation_id = c.id
+             ORDER BY number LIMIT 1) AS title,
+            (SELECT count(*) FROM messages WHERE conversation_id = c.id) AS num_messages,
+            (SELECT count(*) FROM replies WHERE conversation_id = c.id) AS num_replies
+        FROM conversations AS c
+        WHERE (:client IS NULL OR client = :client) AND num_messages > 0
+        ORDER BY created DESC, rowid DESC LIMIT :limit
+        """,
+        {"client": client, "limit": limit},
+    )
+    return tuple(ConversationSummary(*row) for row in rows)
+
+
+def _sentence(path: Path, error: Exception) -> str:
+    """What keeps the database from being used, for people."""
+    reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
+    for sign, words in (
+        ("locked", "another program keeps it locked"),
+        ("busy", "another program keeps it locked"),
+        ("full", "the disk is full"),
+        ("readonly", "it cannot be written to (read-only)"),
+        ("unable to open", "it cannot be opened"),
+        ("not a database", "the file is not an SQLite database"),
+        ("malformed", "the file is damaged"),
+    ):
+        if sign in reason:
+            reason = words
+            break
+    return f"The database {path} cannot be used: {reason}."
+
+
+def _newer_sentence(path: Path) -> str:
+    return (
+        f"The database {path} was made by a later version of Redline and is left alone: "
+        "update Redline, or name another file."
+    )
+
+
+# --- The store ---------------------------------------------------------------------------------------------
+
+
+class _OpenReply:
+    """A reply that is being written: its figures so far, and what of it is not written yet."""
+
+    __slots__ = ("conversation_id", "held", "tally")
+
+    def __init__(self, conversation_id: str) -> None:
+        self.conversation_id = conversation_id
+        self.tally = Tally()
+        self.held: list[Job] = []
+
+
+class Store:
+    """Writes and reads the record; every method may be called from any thread.
+
+    One connection writes, under a lock; every reading has a connection of its own, so that it waits for
+    nobody. The folder of ``path`` is made where it is missing. No method raises because of the database: see
+    ``problem``. Raises nothing at construction either.
+    """
+
+    def __init__(self, path: str | os.PathLike | None = None, *, recording: bool = True) -> None:
+        self.path = Path(path) if path is not None else default_path()
+        self._lock = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._file: tuple[int, int] | None = None  # which file the connection has open
+        self._recording = recording
+        self._problem: str | None = None
+        self._open: dict[str, _OpenReply] = {}
+        self._held: list[Job] = []  # conversations and messages that are not written yet
+        with self._lock:
+            if recording:
+                self._transaction([])
+
+    # --- Switches and state
+
+    @property
+    def problem(self) -> str | None:
+        """One sentence about what is not being recorded and why; None while all is well."""
+        return self._problem
+
+    @property
+    def recording(self) -> bool:
+        """Whether anything is written. Switching off forgets what is held and ends open replies' record."""
+        return self._recording
+
+    @recording.setter
+    def recording(self, on: bool) -> None:
+        with self._lock:
+            self._recording = bool(on)
+            if on:
+                self._transaction([])
+            else:
+                self._open.clear()
+                self._held.clear()
+                self._problem = None
+
+    def close(self) -> None:
+        """Writes what is still held, if it can be, and closes the file. A later call opens it again."""
+        with self._lock:
+            if self._held:
+                self._transaction([])
+            self._disconnect()
+
+    # --- Writing
+
+    def new_conversation(self, system_prompt: str = "", client: str | None = None) -> str:
+        """Begins a conversation and returns its id. ``client`` says whose it is (a browser's own id)."""
+        conversation_id, created = uuid.uuid4().hex, _now()
+        system_prompt = clean_text(system_prompt)
+        client = client and clean_text(client)
+        self._write(
+            lambda connection: connection.execute(
+                "INSERT INTO conversations (id, created, client, system_prompt) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (id) DO NOTHING",
+                [conversation_id, created, client, system_prompt],
+            )
+        )
+        return conversation_id
+
+    def set_system_prompt(self, conversation_id: str, text: str) -> None:
+        """The system prompt from here on; each reply keeps the one it was made with."""
+        created, text = _now(), clean_text(text)
+        self._write(
+            lambda connection: connection.execute(
+                "INSERT INTO conversations (id, created, system_prompt) VALUES (?, ?, ?) "
+                "ON CONFLICT (id) DO UPDATE SET system_prompt = excluded.system_prompt",
+                [conversation_id, created, text],
+            )
+        )
+
+    def add_message(self, conversation_id: str, role: str, content: str, parent_id: str | None = None) -> str:
+        """Adds a message and returns its id; makes the conversation where it is not on record."""
+        message_id, created, content = uuid.uuid4().hex, _now(), clean_text(content)
+        self._write(
+            lambda connection: _insert_message(
+                connection, conversation_id, message_id, parent_id, role, content, created
+            )
+        )
+        return message_id
+
+    def begin_reply(
+        self,
+        conversation_id: str,
+        question_id: str,
+        settings: Settings,
+        pair: PairInfo,
+        domain: str,
+        prompt_tokens: int,
+        *,
+        kind: str | None = None,
+        answers_reply_id: str | None = None,
+    ) -> str:
+        """Begins a reply to the message ``question_id`` and returns its id.
+
+        ``domain`` is the user's choice (``domains.CHOICES``). ``kind`` is one of ``KINDS``; None means
+        ``first`` for the first reply to that message and ``regenerated`` for later ones. ``answers_reply_id``
+        is the reply that is answered again; None means the latest to that message. Raises ValueError for
+        another ``kind``.
+        """
+        if kind is not None and kind not in KINDS:
+            raise ValueError(f"A reply's kind is one of {', '.join(KINDS)}, not {kind!r}.")
+        reply_id, message_id, created = uuid.uuid4().hex, uuid.uuid4().hex, _now()
+        values = {name: getattr(pair, name) for name in _PAIR_NAMES}
+        values = {name: clean_text(v) if isinstance(v, str) else v for name, v in values.items()}
+        values.update((name, getattr(settings, name)) for name in _SETTING_NAMES)
+        values.update(
+            id=reply_id,
+            conversation_id=conversation_id,
+            created=created,
+            stop=json.dumps([clean_text(stop) for stop in settings.stop], ensure_ascii=False),
+            exact=settings.exact,
+            domain_choice=domain,
+            prompt_tokens=prompt_tokens,
+        )
+
+        def job(connection: sqlite3.Connection) -> None:
+            question = connection.execute(
+                "SELECT 1 FROM messages WHERE id = ? AND conversation_id = ?", [question_id, conversation_id]
+            ).fetchone()
+            if question is None:
+                raise _NoQuestion
+            answer = connection.execute(
+                "SELECT id FROM messages WHERE parent_id = ? AND role = 'assistant'", [question_id]
+            ).fetchone()
+            if answer is None:
+                _insert_message(
+                    connection, conversation_id, message_id, question_id, "assistant", "", created
+                )
+            in_message = answer[0] if answer else message_id
+            latest = connection.execute(
+                "SELECT id, number FROM replies WHERE message_id = ? ORDER BY number DESC LIMIT 1",
+                [in_message],
+            ).fetchone()
+            (system_prompt,) = connection.execute(
+                "SELECT system_prompt FROM conversations WHERE id = ?", [conversation_id]
+            ).fetchone()
+            row = dict(
+                values,
+                message_id=in_message,
+                number=latest[1] + 1 if latest else 0,
+                kind=kind or ("regenerated" if latest else "first"),
+                answers_reply_id=answers_reply_id or (latest[0] if latest else None),
+                system_prompt=system_prompt,
+            )
+            connection.execute(_insert("replies", row), list(row.values()))
+
+        with self._lock:
+            if self._recording:
+                self._open[reply_id] = _OpenReply(conversation_id)
+                self._write_of(reply_id, job)
+        return reply_id
+
+    def add_round(self, reply_id: str, round_: Round) -> None:
+        """Writes one round and its tokens in one transaction. Rounds come in order."""
+
+        def job(connection: sqlite3.Connection) -> None:
+            round_id = connection.execute(_INSERT_ROUND, _round_row(reply_id, round_)).lastrowid
+            connection.executemany(_INSERT_TOKEN, [_token_row(round_id, token) for token in round_.tokens])
+
+        with self._lock:
+            if reply_id in self._open:
+                self._open[reply_id].tally.add(round_)
+                self._write_of(reply_id, job)
+
+    def finish_reply(self, reply_id: str, reply: Reply) -> None:
+        """Writes how the reply ended, its figures, and the assistant's message; what is held goes first."""
+        with self._lock:
+            if reply_id not in self._open:
+                return
+            values = self._open[reply_id].tally.figures().as_row()
+            visible = clean_text(reply.visible_text)
+            values.update(
+                prefill_seconds=reply.prefill_seconds,
+                ttft_seconds=reply.ttft_seconds,
+                seconds=reply.seconds,
+                finish_reason=reply.finish_reason,
+                error=reply.error and clean_text(reply.error),
+                text=visible + clean_text(reply.text[reply.visible_chars :]),
+                visible_chars=len(visible),
+                tail=clean_text(reply.tail),
+            )
+            sets = ", ".join(f'"{name}" = ?' for name in values)
+
+            def job(connection: sqlite3.Connection) -> None:
+                connection.execute(f"UPDATE replies SET {sets} WHERE id = ?", [*values.values(), reply_id])
+                # A plain repetition stands beside the reply it repeats, and does not replace it in the chat.
+                connection.execute(
+                    "UPDATE messages SET content = ? WHERE id = "
+                    "(SELECT message_id FROM replies WHERE id = ? AND (kind != 'plain' OR number = 0))",
+                    [visible, reply_id],
+                )
+
+            self._write_of(reply_id, job, last=True)
+
+    def delete_conversation(self, conversation_id: str) -> bool:
+        """Deletes a conversation and all of its replies. False, with a ``problem``, if it is not all gone."""
+        return self._delete(
+            lambda connection: connection.execute(
+                "DELETE FROM conversations WHERE id = ?", [conversation_id]
+            ),
+            lambda reply: reply.conversation_id == conversation_id,
+        )
+
+    def delete_all(self) -> bool:
+        """Deletes everything and shrinks the file. False, with a ``problem``, if it is not all gone."""
+
+        def job(connection: sqlite3.Connection) -> None:
+            for table in ("tokens", "rounds", "replies", "messages", "conversations"):
+                connection.execute(f"DELETE FROM {table}")
+
+        return self._delete(job, lambda reply: True, shrink=True)
+
+    # --- Reading
+
+    def conversation(self, conversation_id: str) -> StoredConversation | None:
+        """A conversation as it was, or None when it is not on record or cannot be read."""
+        return self._read(lambda connection: _conversation(connection, conversation_id), None)
+
+    def list_conversations(
+        self, limit: int = 50, *, client: str | None = None
+    ) -> tuple[ConversationSummary, ...]:
+        """The conversations that have a message, newest first; only ``client``'s where one is given."""
+        return self._read(lambda connection: _summaries(connection, limit, client), ())
+
+    def _read(self, read: Callable[[sqlite3.Connection], Result], empty: Result) -> Result:
+        try:
+            with reading(self.path) as connection:
+                return read(connection)
+        except (StoreError, sqlite3.Error):
+            return empty
+
+    # --- The connection that writes
+
+    def _write(self, job: Job) -> None:
+        """Writes a conversation or message, or holds it until a later write succeeds."""
+        with self._lock:
+            if not self._recording:
+                return
+            if len(self._held) < MAX_HELD_MESSAGES:
+                self._held.append(job)
+            try:
+                self._transaction([])
+            except sqlite3.IntegrityError:  # of something that was deleted meanwhile
+                self._held.clear()
+
+    def _write_of(self, reply_id: str, job: Job, *, last: bool = False) -> None:
+        """Writes a part of an open reply behind what is held of it; see the rules above."""
+        reply = self._open[reply_id]
+        waiting = bool(reply.held)
+        reply.held.append(job)
+        if last:
+            del self._open[reply_id]
+        if waiting and not last:
+            return
+        try:
+            if self._transaction(reply.held):
+                reply.held.clear()
+        except _NoQuestion:
+            self._open.pop(reply_id, None)
+            self._problem = "This reply is not recorded because the message it answers is not on record."
+        except sqlite3.IntegrityError as error:
+            self._open.pop(reply_id, None)
+            if "FOREIGN KEY" not in str(error):  # which means that somebody deleted the reply meanwhile
+                self._trouble(error, "recorded")
+
+    def _transaction(self, jobs: Iterable[Job], *, purpose: str = "recorded") -> bool:
+        """Does all jobs, those held first, or none. False, with a ``problem``, if the database is in the way.
+
+        Raises ``sqlite3.IntegrityError`` where a job adds to something that is no longer there.
+        """
+        try:
+            connection = self._connect()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                for job in [*self._held, *jobs]:
+                    job(connection)
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+        except sqlite3.IntegrityError:
+            raise
+        except (sqlite3.Error, OSError, StoreError) as error:
+            self._trouble(error, purpose)
+            return False
+        self._held.clear()
+        if self._problem is not None:
+            self._problem = None
+            self._set_busy_seconds(BUSY_SECONDS)
+        return True
+
+    def _delete(self, job: Job, concerns: Callable[[_OpenReply], bool], *, shrink: bool = False) -> bool:
+        with self._lock:
+            self._open = {key: reply for key, reply in self._open.items() if not concerns(reply)}
+            if shrink:
+                self._held.clear()
+            if not self.path.exists():
+                return True
+            if not self._transaction([job], purpose="deleted"):
+                return False
+            try:
+                connection = self._connect()
+                if shrink:
+                    connection.execute("VACUUM")
+                (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            except (sqlite3.Error, OSError, StoreError) as error:
+                self._trouble(error, "deleted for good")
+                return False
+            if busy:
+                self._problem = (
+                    f"Deleted, but another program is reading {self.path}, so the text may stay in "
+                    f"{self.path.name}-wal until it ends."
+                )
+            return not busy
+
+    def _connect(self) -> sqlite3.Connection:
+        """The connection that writes; a new one where there is none or the file was replaced or removed."""
+        if self._connection is not None:
+            if self._file == _identity(self.path):
+                return self._connection
+            self._disconnect()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        connection = sqlite3.connect(self.path, check_same_thread=False)
+        try:
+            busy_seconds = BUSY_SECONDS_IN_TROUBLE if self._problem else BUSY_SECONDS
+            connection.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
+            db = Database(connection, execute_plugins=False)
+            if is_newer(db):  # before anything is written to it
+                raise StoreError(_newer_sentence(self.path))
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA secure_delete = ON")
+            migrate(db)
+            connection.execute("PRAGMA user_version = 0")  # any write: it finds a read-only file at once
+            connection.execute("PRAGMA foreign_keys = ON")
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self._file = connection, _identity(self.path)
+        return connection
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _trouble(self, error: Exception, purpose: str) -> None:
+        if isinstance(error, StoreError):
+            sentence = str(error)
+        else:
+            sentence = _sentence(self.path, error)
+        self._problem = f"Not {purpose}: {sentence[0].lower()}{sentence[1:]}"
+        if "locked" in str(error):
+            self._set_busy_seconds(BUSY_SECONDS_IN_TROUBLE)
+        else:
+            # A file that was full, read-only or damaged may be another one, or mended, when it is next asked
+            # for.
+            self._disconnect()
+
+    def _set_busy_seconds(self, seconds: float) -> None:
+        if self._connection is not None:
+            self._connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _insert_message(
+    connection: sqlite3.Connection,
+    conversation_id: str,
+    message_id: str,
+    parent_id: str | None,
+    role: str,
+    content: str,
+    created: str,
+) -> None:
+    connection.execute(
+        "INSERT INTO conversations (id, created) VALUES (?, ?) ON CONFLICT (id) DO NOTHING",
+        [conversation_id, created],
+    )
+    connection.execute(
+        """
+        INSERT INTO messages (id, conversation_id, number, parent_id, role, content, created)
+        VALUES (:id, :conversation,
+            (SELECT coalesce(max(number) + 1, 0) FROM messages WHERE conversation_id = :conversation),
+            (SELECT id FROM messages WHERE id = :parent), :role, :content, :created)
+        """,
+        {
+            "id": message_id,
+            "conversation": conversation_id,
+            "parent": parent_id,
+            "role": role,
+            "content": content,
+            "created": created,
+        },
+    )
