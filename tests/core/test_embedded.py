@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from core.models import embedded
+from core.models.draft_file import draft_metadata
 from core.models.errors import LoadError
 from core.prompts import load_prompts
 
@@ -359,6 +360,11 @@ def reader(gguf_file):
 def test_fingerprint_is_that_of_the_weights_file(embedded_folder):
     weights = (embedded_folder / "model.safetensors").read_bytes()
     assert embedded.target_fingerprint(embedded_folder) == hashlib.sha256(weights).hexdigest()
+
+
+def test_the_pair_says_which_weights_it_runs(embedded_pair, embedded_folder):
+    assert embedded_pair.info.target_fingerprint == embedded.target_fingerprint(embedded_folder)
+    assert embedded_pair.info.draft_fingerprint == draft_metadata(embedded.DRAFT_FILE)["fingerprint"]
 
 
 def test_tokens_and_chat_template_are_those_of_the_gguf(embedded_folder, reader):
