@@ -1,0 +1,531 @@
+"""The chat: the sheet on which one reads and writes, its margin with figures and plot, and their handlers.
+
+A reply is written by ``app.conversation`` in a thread; the handlers here look at what there is of it
+every ``TICK`` seconds and hand the difference to the one view that is shown. Stop, Copy and the
+Read / Redline switch do not queue, so they answer while a reply streams.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from app import settings_panel
+from app.charts import RoundsChart, rounds_value
+from app.conversation import Answer, Conversation, Desk, Refused
+from app.display import LATEX_DELIMITERS, as_html, show_question, show_reply
+from app.figures import ENDINGS, FiguresPanel, comparison, figures_value
+from app.token_view import RedlineView
+from core.export import write_csv
+from core.settings import SettingsError
+from core.text import PromptError
+
+TICK = 0.05  # seconds between looks at a reply in progress
+FIGURES_EVERY = 0.25
+PLOT_EVERY = 1.0
+REPLIES_AT_ONCE = 16  # they wait for the engine here, where they can be stopped and say that they wait
+
+READ, REDLINE = "read", "redline"
+
+EXAMPLES = (
+    ("code", "Write a Python function that returns the first n prime numbers."),
+    ("prose", "Write a short letter from a lighthouse keeper to a friend on land."),
+    ("maths", "Explain step by step how to solve x² − 5x + 6 = 0."),
+)
+
+EXPORTS = (
+    ("sessions", "Session stats (CSV)"),
+    ("replies", "Replies"),
+    ("rounds", "Rounds"),
+    ("tokens", "Tokens"),
+)
+
+PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
+AT_ONCE = {**PRIVATE, "queue": False}
+REPLY = {
+    **PRIVATE,
+    "concurrency_id": "reply",
+    "concurrency_limit": REPLIES_AT_ONCE,
+    # The page would otherwise swallow a message sent while the stopped reply's last update is on its way.
+    "trigger_mode": "multiple",
+}
+
+COPY = """async (text) => {
+  try { await navigator.clipboard.writeText(text); return; } catch (refused) { /* only secure pages may */ }
+  const area = Object.assign(document.createElement('textarea'), {value: text});
+  document.body.appendChild(area);
+  area.select();
+  document.execCommand('copy');
+  area.remove();
+}"""
+DOWNLOAD = "() => { (document.querySelector('#export-file a') || document.querySelector('#export-file')).click(); }"
+TOGGLE_SETTINGS = "() => { document.querySelector('#settings .toggle-button')?.click(); }"
+TO_MESSAGE = "() => { document.querySelector('#message textarea')?.focus({preventScroll: true}); }"
+
+
+class Chat:
+    """Lays the chat out in the current block. ``mount`` connects it, ``open_page`` is its load handler."""
+
+    def __init__(self, desk: Desk):
+        self.desk = desk
+        self._exports = tempfile.TemporaryDirectory(prefix="redline-exports-")
+        self._lay_out()
+        self._connect()
+
+    # ------------------------------------------------------------------ layout
+
+    def _lay_out(self) -> None:
+        self.session = gr.State("")
+        # The secret only has to be the same after a restart: the key it hides is the browser's own.
+        self.browser = gr.BrowserState({}, storage_key="redline", secret="redline-conversation")
+        with gr.Sidebar(position="left", width=300, open=False, elem_id="settings", label="Settings"):
+            self.panel = settings_panel.build()
+        with gr.Row(elem_id="top"):
+            self.header = gr.HTML(header(None), elem_id="header", apply_default_css=False)
+            self.settings = gr.Button("Settings", size="sm", elem_id="open-settings", min_width=80)
+        with gr.Row(elem_id="desk"):
+            with gr.Column(elem_id="sheet-column", min_width=320, scale=3):
+                self._lay_out_sheet()
+            with gr.Column(elem_id="margin-column", min_width=260, scale=1):
+                self._lay_out_margin()
+
+    def _lay_out_sheet(self) -> None:
+        with gr.Column(elem_id="sheet"):
+            with gr.Row(elem_id="sheet-head"):
+                self.new = gr.Button("New conversation", size="sm", elem_id="new", min_width=80)
+                self.view = gr.Radio(
+                    [("Read", READ), ("Redline", REDLINE)],
+                    value=REDLINE,
+                    label="How replies are shown",
+                    show_label=False,
+                    container=False,
+                    elem_id="view",
+                    elem_classes="segmented",
+                    min_width=80,
+                )
+            with gr.Column(elem_id="welcome") as self.welcome:
+                gr.HTML(WELCOME, apply_default_css=False)
+                with gr.Row(elem_id="examples"):
+                    self.examples = [
+                        (gr.Button(prompt, elem_id=f"example-{name}", elem_classes="example", min_width=150), prompt)
+                        for name, prompt in EXAMPLES
+                    ]
+            self.redline = RedlineView(details=self.desk.details, elem_id="redline", visible="hidden")
+            self.read = gr.Chatbot(
+                elem_id="read",
+                show_label=False,
+                container=False,
+                layout="panel",
+                height="100%",
+                buttons=[],
+                feedback_options=None,
+                latex_delimiters=LATEX_DELIMITERS,
+                sanitize_html=True,
+                allow_tags=False,
+                group_consecutive_messages=False,
+                allow_file_downloads=False,
+                visible="hidden",
+            )
+        self.comparison = gr.HTML("", elem_id="comparison", apply_default_css=False)
+        with gr.Row(elem_id="actions"):
+            self.status = gr.HTML("", elem_id="status", apply_default_css=False)
+            self.regenerate = gr.Button("Regenerate", size="sm", interactive=False, elem_id="regenerate", min_width=60)
+            self.plainly = gr.Button(
+                "Answer again plainly", size="sm", interactive=False, elem_id="plainly", min_width=60
+            )
+            self.copy = gr.Button("Copy", size="sm", interactive=False, elem_id="copy", min_width=60)
+            self.clipboard = gr.Textbox(visible="hidden", elem_id="clipboard", label="Text to copy")
+        self.loading = gr.HTML("", elem_id="loading", apply_default_css=False)
+        self.retry = gr.Button("Retry", visible=False, elem_id="retry")
+        with gr.Row(elem_id="composer", equal_height=True):
+            self.message = gr.Textbox(
+                label="Message",
+                show_label=False,
+                container=False,
+                placeholder="The models are loading.",
+                lines=1,
+                max_lines=8,
+                autofocus=True,
+                elem_id="message",
+                scale=8,
+            )
+            self.send = gr.Button("Send", variant="primary", interactive=False, elem_id="send", min_width=84, scale=0)
+            self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=84, scale=0)
+
+    def _lay_out_margin(self) -> None:
+        self.figures = FiguresPanel(elem_id="figures")
+        self.chart = RoundsChart(elem_id="chart")
+        self.notice = gr.HTML(RECORD_TITLE, elem_id="notice", apply_default_css=False)
+        self.export_scope = gr.Radio(
+            [("This conversation", "one"), ("Everything recorded", "all")],
+            value="one",
+            label="What to export",
+            show_label=False,
+            container=False,
+            visible=self.desk.personal,
+            elem_id="export-scope",
+            elem_classes="segmented",
+        )
+        with gr.Row(elem_id="exports"):
+            self.exports = [
+                (gr.Button(label, size="sm", elem_id=f"export-{what}", min_width=60), what) for what, label in EXPORTS
+            ]
+        self.export_file = gr.DownloadButton("File", visible="hidden", elem_id="export-file")
+        with gr.Row(elem_id="deletions"):
+            self.delete = gr.Button("Delete conversation", size="sm", elem_id="delete", min_width=60)
+            self.delete_all = gr.Button(
+                "Delete everything", size="sm", elem_id="delete-all", min_width=60, visible=self.desk.personal
+            )
+        self.doomed = gr.State("")
+        with gr.Row(visible=False, elem_id="confirm") as self.confirm:
+            self.question = gr.HTML("", apply_default_css=False)
+            self.confirm_yes = gr.Button("Delete", variant="stop", size="sm", elem_id="confirm-yes", min_width=60)
+            self.confirm_no = gr.Button("Keep", size="sm", elem_id="confirm-no", min_width=60)
+
+    def _connect(self) -> None:
+        everything = [
+            self.session, self.browser, self.message, self.welcome, self.redline, self.read, self.view,
+            self.comparison, self.status, self.regenerate, self.plainly, self.copy, self.send, self.stop,
+            self.figures, self.chart, self.notice, self.panel.system, self.confirm, self.doomed, self.question,
+        ]  # fmt: skip
+        self.everything = everything
+        asking = [self.message, self.session, self.browser, self.panel.system, *self.panel.inputs]
+        sent = gr.on([self.message.submit, self.send.click], self.ask, asking, everything, **REPLY)
+        sent.then(None, js=TO_MESSAGE, **AT_ONCE)
+        for button, prompt in self.examples:
+            button.click(lambda prompt=prompt: prompt, None, self.message, **AT_ONCE).then(
+                self.ask, asking, everything, **REPLY
+            )
+        self.regenerate.click(self.answer_again, asking[1:], everything, **REPLY)
+        self.plainly.click(self.answer_plainly, [self.session, self.browser, self.panel.record], everything, **REPLY)
+        self.settings.click(None, js=TOGGLE_SETTINGS, **AT_ONCE)
+        self.stop.click(self.stop_reply, self.session, None, **AT_ONCE)
+        self.view.input(self.switch, [self.view, self.session], everything, **AT_ONCE)
+        self.copy.click(self.last_text, self.session, self.clipboard, **AT_ONCE).then(
+            None, self.clipboard, None, js=COPY, **AT_ONCE
+        )
+        self.new.click(self.begin_anew, self.session, everything, **PRIVATE).then(
+            None, js=TO_MESSAGE, **AT_ONCE
+        )
+        for button, what in self.exports:
+            button.click(self._exporter(what), [self.session, self.export_scope], self.export_file, **PRIVATE).success(
+                None, js=DOWNLOAD, **AT_ONCE
+            )
+        asked = [self.doomed, self.question, self.confirm]
+        self.delete.click(lambda: ask_to_delete("one"), None, asked, **AT_ONCE)
+        self.delete_all.click(lambda: ask_to_delete("all"), None, asked, **AT_ONCE)
+        self.confirm_no.click(lambda: ask_to_delete(""), None, asked, **AT_ONCE)
+        self.confirm_yes.click(self.erase, [self.doomed, self.session], everything, **PRIVATE)
+
+    def mount(self, page: gr.Blocks) -> None:
+        """Connect what begins when the page is opened."""
+        loading = [self.header, self.loading, self.retry, self.message, self.send]
+        page.load(self.open_page, self.browser, self.everything, **PRIVATE)
+        page.load(self.watch_loading, None, loading, concurrency_limit=None, **PRIVATE)
+        self.retry.click(self.load_again, None, loading, concurrency_limit=None, **PRIVATE)
+
+    # ------------------------------------------------------------------ loading
+
+    def watch_loading(self) -> Iterator[dict]:
+        """Say how far the pair is until it is loaded or has failed."""
+        said = None
+        while True:
+            state = self.desk.loader.state
+            if state != said:
+                said = state
+                yield self._loading(state)
+            if state.engine is not None or state.failed:
+                return
+            time.sleep(0.2)
+
+    def load_again(self) -> Iterator[dict]:
+        self.desk.loader.start()
+        yield from self.watch_loading()
+
+    def _loading(self, state: Any) -> dict:
+        ready = state.engine is not None
+        placeholder = "Ask something" if ready else "The models are loading."
+        return {
+            self.header: header(state.engine.pair.info if ready else None),
+            self.loading: "" if ready else loading_strip(state),
+            self.retry: gr.update(visible=state.failed),
+            self.message: gr.update(placeholder="The models are not loaded." if state.failed else placeholder),
+            self.send: gr.update(interactive=ready),
+        }
+
+    # ------------------------------------------------------------------ the conversation as a whole
+
+    def open_page(self, browser: object) -> dict:
+        """The browser's last conversation, or an empty one."""
+        kept = browser if isinstance(browser, dict) else {}
+        conversation = self.desk.open(kept.get("conversation")) or self.desk.new()
+        conversation.view = READ if kept.get("view") == READ else REDLINE
+        return {
+            **self._everything(conversation),
+            self.browser: remembered(conversation),
+            self.view: conversation.view,
+            self.panel.system: conversation.system,
+        }
+
+    def begin_anew(self, session: str) -> dict:
+        old, new = self.desk.open(session), self.desk.new()
+        if old is not None:
+            old.stop()
+            new.view, new.system = old.view, old.system
+        return {**self._everything(new), self.browser: remembered(new)}
+
+    def switch(self, view: str, session: str) -> dict:
+        """Show replies the other way, up to date. A reply in progress goes on in the view shown."""
+        conversation = self._conversation(session)
+        conversation.view = READ if view == READ else REDLINE
+        return {**self._views(conversation), self.browser: remembered(conversation)}
+
+    def erase(self, doomed: str, session: str) -> dict:
+        conversation = self._conversation(session)
+        if doomed == "all" and self.desk.personal:
+            self.desk.forget_everything()
+        elif doomed:
+            self.desk.forget(conversation)
+        return {**self.begin_anew(session), self.doomed: "", self.confirm: gr.update(visible=False)}
+
+    def last_text(self, session: str) -> str:
+        """The newest reply, exactly as it was written."""
+        answer = self._conversation(session).current
+        return answer.text if answer else ""
+
+    def stop_reply(self, session: str) -> None:
+        self._conversation(session).stop()
+
+    def _exporter(self, what: str) -> Callable[[str, str], str]:
+        def export(session: str, scope: str) -> str:
+            conversation = self.desk.open(session)
+            everything = scope == "all" and self.desk.personal
+            if not everything and (conversation is None or not conversation.recorded):
+                raise gr.Error("Nothing of this conversation is recorded yet.", print_exception=False)
+            folder = Path(self._exports.name) / uuid.uuid4().hex
+            folder.mkdir()
+            path = folder / f"redline-{what}-{time.strftime('%Y%m%d-%H%M%S')}.csv"
+            try:
+                write_csv(self.desk.store, what, path, None if everything else conversation.key)
+            except OSError as error:
+                raise gr.Error(f"The file could not be written ({error}).", print_exception=False) from None
+            return str(path)
+
+        return export
+
+    # ------------------------------------------------------------------ replies
+
+    def ask(self, message: str, session: str, browser: object, system: str, *panel: object) -> Iterator[dict]:
+        """Answer a message. One that is empty or only spaces calls no model."""
+        if not message or not message.strip():
+            yield {self.browser: browser}
+            return
+        conversation = self._conversation(session)
+
+        def begin() -> Answer:
+            choices = settings_panel.read_settings(*panel)
+            self.desk.set_system(conversation, system)
+            return self.desk.ask(conversation, message, choices.settings, choices.domain, choices.record)
+
+        yield from self._write(conversation, browser, begin, {self.message: ""})
+
+    def answer_again(self, session: str, browser: object, system: str, *panel: object) -> Iterator[dict]:
+        """Answer the last message once more, with the settings as they are now."""
+        conversation = self._conversation(session)
+
+        def begin() -> Answer:
+            choices = settings_panel.read_settings(*panel)
+            self.desk.set_system(conversation, system)
+            return self.desk.again(conversation, choices.settings, choices.domain, choices.record)
+
+        yield from self._write(conversation, browser, begin, {})
+
+    def answer_plainly(self, session: str, browser: object, record: bool) -> Iterator[dict]:
+        """Repeat the last reply with the target alone and compare the two speeds."""
+        conversation = self._conversation(session)
+        yield from self._write(conversation, browser, lambda: self.desk.again_plainly(conversation, record), {})
+
+    def _write(
+        self, conversation: Conversation, browser: object, begin: Callable[[], Answer], first: dict
+    ) -> Iterator[dict]:
+        """Begin a reply and show it until it ends. If it cannot be begun, say why and change nothing.
+
+        What the browser keeps is in every update: Gradio would overwrite it with an update's absence.
+        """
+        try:
+            conversation.claim()
+        except Refused as error:
+            gr.Warning(str(error))
+            yield {self.browser: browser}
+            return
+        try:
+            answer = begin()
+            kept = {self.browser: remembered(conversation)}
+            yield {**self._everything(conversation), **kept, **first}
+            for update in self._follow(conversation, answer):
+                yield {**update, **kept}
+        except (Refused, SettingsError, PromptError) as error:
+            gr.Warning(str(error))
+            yield {self.browser: browser}
+        finally:  # also when the tab was closed
+            conversation.release()
+
+    def _follow(self, conversation: Conversation, answer: Answer) -> Iterator[dict]:
+        seen, said, figures_at, plot_at, ended = 0, "", 0.0, time.monotonic(), False
+        while not ended:
+            ended = answer.done.wait(TICK)
+            update: dict = {}
+            rounds, now = len(answer.rounds), time.monotonic()
+            if ended:
+                update = self._everything(conversation)
+            elif rounds > seen:
+                update |= self._shown_view(conversation)
+                seen = rounds
+                if now - figures_at >= FIGURES_EVERY:
+                    figures_at = now
+                    update[self.figures] = self._figures(answer)
+                if now - plot_at >= PLOT_EVERY:
+                    plot_at = now
+                    update[self.chart] = rounds_value(answer.rounds)
+            status = self._status(answer)
+            if status != said:
+                update[self.status] = said = status
+            if update:
+                yield update
+
+    # ------------------------------------------------------------------ what is shown
+
+    def _conversation(self, session: str) -> Conversation:
+        return self.desk.open(session) or self.desk.new()
+
+    def _everything(self, conversation: Conversation) -> dict:
+        """The whole page for this conversation, but for what its browser keeps."""
+        answer = conversation.current
+        writing = answer is not None and not answer.done.is_set()
+        ended = answer is not None and not writing
+        plain = ended and bool(conversation.last.kept and conversation.last.kept.settings.num_draft_tokens)
+        problem = self.desk.store.problem
+        return {
+            self.session: conversation.key,
+            **self._views(conversation),
+            self.comparison: comparison(conversation.last),
+            self.status: self._status(answer),
+            self.regenerate: gr.update(interactive=ended),
+            self.plainly: gr.update(interactive=plain),
+            self.copy: gr.update(interactive=answer is not None),
+            self.send: gr.update(visible=not writing),
+            self.stop: gr.update(visible=writing),
+            self.figures: self._figures(answer),
+            self.chart: rounds_value(answer.rounds if answer else ()),
+            self.notice: RECORD_TITLE + (f"<p class='notice' role='status'>{as_html(problem)}</p>" if problem else ""),
+        }
+
+    def _views(self, conversation: Conversation) -> dict:
+        """Both views and the welcome: one of the three is visible."""
+        empty, reading = not conversation.turns, conversation.view == READ
+        shown = self._shown_view(conversation) if conversation.turns else {self.redline: "", self.read: []}
+        return {
+            self.welcome: gr.update(visible=empty),
+            self.redline: gr.update(
+                visible=True if not empty and not reading else "hidden", **value_of(shown, self.redline)
+            ),
+            self.read: gr.update(visible=True if not empty and reading else "hidden", **value_of(shown, self.read)),
+        }
+
+    def _shown_view(self, conversation: Conversation) -> dict:
+        if conversation.view == REDLINE:
+            return {self.redline: conversation.drawn()}
+        return {self.read: chat_messages(conversation)}
+
+    def _figures(self, answer: Answer | None) -> str:
+        engine = self.desk.engine
+        return figures_value(answer, engine.pair.info.context_length if engine else None)
+
+    def _status(self, answer: Answer | None) -> str:
+        sentence = "" if answer is None else status(answer, self.desk.engine)
+        return f"<p role='status'>{as_html(sentence)}</p>" if sentence else ""
+
+
+WELCOME = """<div class="welcome-text">
+<p class="welcome-lead">A small model writes ahead. A big one edits.</p>
+<p>Ask something and read the manuscript with its corrections: which words were drafted and kept, which were
+struck out, and what the editor wrote instead. The text you get is exactly what the big model alone would write.</p>
+</div>"""
+
+RECORD_TITLE = "<h2 class='margin-title'>The record</h2>"
+
+LOGO = (Path(__file__).resolve().parent.parent / "assets" / "logo.svg").read_text("utf-8")
+
+
+def header(info: Any | None) -> str:
+    """The wordmark and, once it is loaded, the pair: target, draft, precision, device."""
+    chip = ""
+    if info is not None:
+        parts = [info.target, info.draft, info.quantization, info.device]
+        chip = "<p class='pair' title='target · draft · precision of the target · device'>"
+        chip += " <i>·</i> ".join(f"<span>{as_html(part)}</span>" for part in parts) + "</p>"
+        if info.exactness_note:
+            chip += f"<p class='exactness'>{as_html(info.exactness_note)}</p>"
+    return f"<header class='masthead'><h1>{LOGO}<span>Redline</span></h1>{chip}</header>"
+
+
+def loading_strip(state: Any) -> str:
+    """How far loading is, in words and as a bar; after a failure, what to do."""
+    kind = "failed" if state.failed else "busy"
+    sentence = f"<p>{as_html(state.sentence)}</p>"
+    if state.failed:
+        return f"<div class='loading {kind}' role='alert'>{sentence}</div>"
+    value = "" if state.fraction is None else f" value='{min(max(state.fraction, 0), 1):.3f}'"
+    return f"<div class='loading {kind}' role='status'>{sentence}<progress max='1'{value}></progress></div>"
+
+
+def ask_to_delete(what: str) -> tuple:
+    """What is to be deleted, the question about it, and whether to ask it."""
+    question = {
+        "one": "Delete this conversation and its record?",
+        "all": "Delete every conversation and the whole record?",
+    }.get(what, "")
+    return what, f"<p role='alert'>{question}</p>" if question else "", gr.update(visible=bool(question))
+
+
+def remembered(conversation: Conversation) -> dict:
+    """What the browser keeps: the key of its conversation and how it likes to read."""
+    return {"conversation": conversation.key, "view": conversation.view}
+
+
+def value_of(shown: dict, component: Any) -> dict:
+    return {"value": shown[component]} if component in shown else {}
+
+
+def chat_messages(conversation: Conversation) -> list[dict]:
+    """The conversation for ``gr.Chatbot``; the texts are made for display, see ``app.display``."""
+    messages = []
+    for turn in conversation.turns:
+        messages.append({"role": "user", "content": [show_question(turn.question)]})
+        for answer in turn.shown:
+            messages.append({"role": "assistant", "content": [show_reply(answer.text)]})
+    return messages
+
+
+def status(answer: Answer, engine: Any | None) -> str:
+    """Where the reply stands, in one sentence."""
+    if not answer.done.is_set():
+        if answer.rounds:
+            return "Writing."
+        if answer.had_to_wait and engine is not None and engine.busy and answer.prefill_seconds is None:
+            return "Waiting for another reply to end."
+        return "Reading the prompt."
+    if answer.error or (answer.reply and answer.reply.error):
+        return answer.error or answer.reply.error
+    sentences = []
+    if answer.finish_reason in ("cancelled", "length"):
+        sentences.append(f"Ended: {ENDINGS[answer.finish_reason]}.")
+    if answer.dropped_messages:
+        sentences.append(f"The oldest {answer.dropped_messages} messages no longer fit the context and were left out.")
+    return " ".join(sentences)

@@ -1,0 +1,414 @@
+"""A browser's conversation and the writing of one reply: message → prompt ids → rounds → view, figures, record.
+
+The true texts live here, untouched by whatever the page needs to display them. A reply is written
+in a thread of its own, which appends each ``Round`` to its ``Answer`` and to the record before it
+asks for the next; the page only looks on, so a closed tab or a slow browser loses nothing.
+Knows the engine, the store and the token view's encoding; no Gradio component.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakValueDictionary
+
+from app.card import locate, token_details
+from app.loading import Loader
+from app.token_view import encode_reply_end, encode_reply_start, encode_round, encode_user
+from core.metrics import Figures, Tally, measured_speedup
+from core.records import Reply, Round, Settings
+from core.store import Store, StoredConversation, StoredReply, clean_text
+from core.text import fit_chat
+
+log = logging.getLogger(__name__)
+
+FIRST, REGENERATED, PLAIN = "first", "regenerated", "plain"
+CONVERSATIONS_KEPT = 64  # in memory; older ones come back from the record
+SECONDS_TO_STOP = 15.0
+
+
+class Refused(Exception):
+    """A reply cannot be begun now; the message is one sentence for the page."""
+
+
+class Answer:
+    """One reply to one question, while it is written and afterwards.
+
+    ``key`` names it in the token view; it is random, so that only who was shown it can ask for its
+    tokens' details. ``prompt_ids`` is None for a reply that came back from the record.
+    ``reply`` is None until it has ended; ``error`` is a sentence if it could not be written.
+    """
+
+    def __init__(self, key: str, kind: str, settings: Settings, domain: str, prompt_ids: list[int] | None = None):
+        self.key, self.kind, self.settings, self.domain, self.prompt_ids = key, kind, settings, domain, prompt_ids
+        self.rounds: list[Round] = []
+        self.reply: Reply | StoredReply | None = None
+        self.error: str | None = None
+        self.had_to_wait = False
+        self.dropped_messages = 0
+        self.generation: Any = None
+        self.cancel = threading.Event()
+        self.done = threading.Event()
+        self._tally, self._tallied = Tally(), 0
+        self._lock = threading.Lock()  # the page asks from several threads
+        self._note, self._drawn, self._drawn_rounds, self._drawn_end = "", "", 0, False
+
+    @property
+    def text(self) -> str:
+        """What the reply says so far, exactly."""
+        return self.reply.visible_text if self.reply else "".join(round.text for round in self.rounds)
+
+    @property
+    def finish_reason(self) -> str | None:
+        if self.reply:
+            return self.reply.finish_reason
+        return "error" if self.error else None
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return self.reply.prompt_tokens if self.reply else len(self.prompt_ids or ()) or None
+
+    @property
+    def prefill_seconds(self) -> float | None:
+        """None while the prompt is read, or while another reply is waited for."""
+        return self.reply.prefill_seconds if self.reply else getattr(self.generation, "prefill_seconds", None)
+
+    @property
+    def ttft_seconds(self) -> float | None:
+        if self.reply:
+            return self.reply.ttft_seconds
+        prefill = self.prefill_seconds
+        return prefill + self.rounds[0].seconds if prefill is not None and self.rounds else None
+
+    @property
+    def context_tokens(self) -> int | None:
+        return self.rounds[-1].context_tokens if self.rounds else self.prompt_tokens
+
+    def figures(self) -> Figures:
+        """The figures of the rounds so far; each round is counted once, however often this is asked."""
+        with self._lock:
+            while self._tallied < len(self.rounds):
+                self._tally.add(self.rounds[self._tallied])
+                self._tallied += 1
+            return self._tally.figures()
+
+    def drawn(self, note: str = "") -> str:
+        """The reply so far in the token view's form, under ``note``; grows only, unless the note changes."""
+        with self._lock:
+            if not self._drawn or note != self._note:
+                self._note, self._drawn_rounds, self._drawn_end = note, 0, False
+                self._drawn = encode_reply_start(self.key, self.settings.temperature, note)
+            ended = self.done.is_set()  # asked first: no round comes after it
+            while self._drawn_rounds < len(self.rounds):
+                self._drawn += encode_round(self.rounds[self._drawn_rounds])
+                self._drawn_rounds += 1
+            if ended and not self._drawn_end:
+                self._drawn += self._end()
+                self._drawn_end = True
+            return self._drawn
+
+    def _end(self) -> str:
+        reply = self.reply
+        if reply is None:
+            return encode_reply_end(finish_reason="error", error=self.error)
+        return encode_reply_end(reply.visible_chars, reply.finish_reason, reply.tail, reply.error)
+
+
+@dataclass(eq=False)
+class Turn:
+    """A question and its answers, oldest first. ``question_id`` is None if it was not recorded."""
+
+    question: str
+    answers: list[Answer] = field(default_factory=list)
+    question_id: str | None = None
+
+    @property
+    def kept(self) -> Answer | None:
+        """The answer that the conversation goes on from: the newest that is not a plain repetition."""
+        return next((answer for answer in reversed(self.answers) if answer.kind != PLAIN), None)
+
+    @property
+    def repeated(self) -> Answer | None:
+        """The plain repetition of ``kept``, if it was asked for."""
+        last = self.answers[-1] if self.answers else None
+        return last if last is not None and last.kind == PLAIN else None
+
+    @property
+    def shown(self) -> list[Answer]:
+        return [answer for answer in (self.kept, self.repeated) if answer is not None]
+
+    @property
+    def speedup(self) -> tuple[Figures, Figures, float | None] | None:
+        """Measured: the first answer's figures, the plain one's, and their ratio; None before there are two."""
+        if self.kept is None or self.repeated is None or not self.repeated.done.is_set():
+            return None
+        speculative, plain = self.kept.figures(), self.repeated.figures()
+        return speculative, plain, measured_speedup(speculative, plain)
+
+    def drawn(self) -> str:
+        """The turn in the token view's form; captions tell a plain repetition from what it repeats."""
+        measured, captions = self.speedup, ["", "once more, plainly: the target alone"]
+        if measured and measured[2] is not None:
+            captions[0] = f"speculative: measured {measured[2]:.2f}× the plain speed"
+        answers = zip(self.shown, captions, strict=False)
+        return encode_user(self.question) + "".join(answer.drawn(caption) for answer, caption in answers)
+
+
+class Conversation:
+    """One conversation of one browser. ``view`` is how its replies are shown: "redline" or "read".
+
+    ``key`` is random, and whoever knows it may see the conversation: the browser it belongs to.
+    """
+
+    def __init__(self, key: str, system: str = "", recorded: bool = False):
+        self.key, self.system, self.recorded = key, system, recorded
+        self.view = "redline"
+        self.turns: list[Turn] = []
+        self.writing: Answer | None = None
+        self._claim = threading.Lock()
+
+    @property
+    def last(self) -> Turn | None:
+        return self.turns[-1] if self.turns else None
+
+    @property
+    def current(self) -> Answer | None:
+        """The answer that the figures are about: the newest."""
+        return self.last.answers[-1] if self.last and self.last.answers else None
+
+    def messages(self, until: Turn | None = None) -> list[dict[str, str]]:
+        """What the model is told, up to and with the question of ``until``; empty replies are left out."""
+        messages = [{"role": "system", "content": self.system}] if self.system.strip() else []
+        for turn in self.turns:
+            messages.append({"role": "user", "content": turn.question})
+            if turn is until:
+                break
+            if turn.kept is not None and turn.kept.text:
+                messages.append({"role": "assistant", "content": turn.kept.text})
+        return messages
+
+    def drawn(self) -> str:
+        """The whole conversation in the token view's form."""
+        return "".join(turn.drawn() for turn in self.turns)
+
+    def claim(self) -> None:
+        """Take the right to write; waits for a reply that was just stopped. Raises Refused while one is written."""
+        writing = self.writing
+        stopping = writing is None or writing.cancel.is_set() or writing.done.is_set()
+        if not self._claim.acquire(timeout=SECONDS_TO_STOP if stopping else 0):
+            raise Refused("A reply is still being written: stop it first, or wait for its end.")
+
+    def release(self) -> None:
+        """Give the right back. Stops the reply if it is still being written, as when the tab was closed."""
+        if self.writing is not None:
+            self.writing.cancel.set()
+            self.writing.done.wait(SECONDS_TO_STOP)
+            self.writing = None
+        self._claim.release()
+
+    def stop(self) -> None:
+        """Ask the reply in progress to end after the round in flight; what was said is kept."""
+        if self.writing is not None:
+            self.writing.cancel.set()
+
+
+def rebuild(stored: StoredConversation) -> Conversation:
+    """A conversation as the record has it: its views and figures are as they were."""
+    conversation = Conversation(stored.id, stored.system_prompt, recorded=True)
+    for message in stored.messages:
+        if message.role == "user":
+            conversation.turns.append(Turn(message.content, question_id=message.id))
+        elif conversation.turns:
+            for reply in message.replies:
+                answer = Answer(reply.id, reply.kind, reply.settings, reply.domain_choice)
+                answer.rounds, answer.reply = list(reply.rounds), reply
+                answer.done.set()
+                conversation.last.answers.append(answer)
+    return conversation
+
+
+class Desk:
+    """All conversations of this process, the engine they share, and the record.
+
+    ``personal``: only one person can reach this page, so the whole record may be exported and deleted from it.
+    """
+
+    def __init__(self, loader: Loader, store: Store, personal: bool = True):
+        self.loader, self.store, self.personal = loader, store, personal
+        self._conversations: OrderedDict[str, Conversation] = OrderedDict()
+        self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
+        self._lock = threading.Lock()
+
+    @property
+    def engine(self) -> Any | None:
+        """The engine, or None while the pair is not loaded."""
+        return self.loader.state.engine
+
+    def new(self) -> Conversation:
+        return self._keep(Conversation(uuid.uuid4().hex))
+
+    def open(self, key: object) -> Conversation | None:
+        """The conversation of that key, from memory or from the record; None if there is none."""
+        if not isinstance(key, str) or not key:
+            return None
+        with self._lock:
+            if key in self._conversations:
+                self._conversations.move_to_end(key)
+                return self._conversations[key]
+        stored = self.store.conversation(key)
+        return None if stored is None else self._keep(rebuild(stored))
+
+    def forget(self, conversation: Conversation) -> None:
+        """Delete one conversation, from memory and from the record."""
+        conversation.stop()
+        with self._lock:
+            for key in [key for key, kept in self._conversations.items() if kept is conversation]:
+                del self._conversations[key]
+        if conversation.recorded:
+            self.store.delete_conversation(conversation.key)
+
+    def forget_everything(self) -> None:
+        """Delete all conversations of everybody, from memory and from the record."""
+        with self._lock:
+            conversations = list(self._conversations.values())
+            self._conversations.clear()
+        for conversation in conversations:
+            conversation.stop()
+        self.store.delete_all()
+
+    def details(self, key: str, i: int) -> dict:
+        """What the card of token ``i`` of a reply shows. Raises LookupError for what is not in memory."""
+        answer = self._answers[key]
+        round, index = locate(answer.rounds, i)
+        tokenizer = self.engine.pair.tokenizer if self.engine else None
+
+        def texts(ids: Sequence[int]) -> list[str]:
+            return [tokenizer.decode([id]) if tokenizer else "" for id in ids]
+
+        return token_details(round, index, answer.settings.temperature, texts)
+
+    def ask(
+        self, conversation: Conversation, question: str, settings: Settings, domain: str, record: bool
+    ) -> Answer:
+        """Begin to answer a new question. The caller has claimed the conversation.
+
+        Raises Refused or PromptError, with nothing changed, if it cannot be begun.
+        """
+        messages = [*conversation.messages(), {"role": "user", "content": question}]
+        prompt_ids, dropped = self._fit(messages, settings)
+        conversation.turns.append(Turn(question))
+        return self._begin(conversation, FIRST, settings, domain, record, prompt_ids, dropped)
+
+    def again(self, conversation: Conversation, settings: Settings, domain: str, record: bool) -> Answer:
+        """Begin another answer to the last question. Raises as ``ask`` does."""
+        if conversation.last is None:
+            raise Refused("There is no reply to write again yet.")
+        prompt_ids, dropped = self._fit(conversation.messages(until=conversation.last), settings)
+        kind = REGENERATED if conversation.last.answers else FIRST
+        return self._begin(conversation, kind, settings, domain, record, prompt_ids, dropped)
+
+    def again_plainly(self, conversation: Conversation, record: bool) -> Answer:
+        """Begin the last reply once more with the target alone: same prompt, seed and settings, K = 0."""
+        first = conversation.last.kept if conversation.last else None
+        if first is None or not first.rounds:
+            raise Refused("There is no reply to repeat yet.")
+        if first.settings.num_draft_tokens == 0:
+            raise Refused("This reply was written plainly already: there is nothing to compare it with.")
+        settings = dataclasses.replace(first.settings, num_draft_tokens=0)
+        prompt_ids, dropped = first.prompt_ids, first.dropped_messages
+        if prompt_ids is None:
+            prompt_ids, dropped = self._fit(conversation.messages(until=conversation.last), settings)
+        return self._begin(conversation, PLAIN, settings, first.domain, record, prompt_ids, dropped)
+
+    def set_system(self, conversation: Conversation, system: str) -> None:
+        """Change what the model is told before the conversation, from the next reply on."""
+        if system == conversation.system:
+            return
+        conversation.system = system
+        if conversation.recorded:
+            self.store.set_system_prompt(conversation.key, system)
+
+    def _keep(self, conversation: Conversation) -> Conversation:
+        with self._lock:
+            conversation = self._conversations.setdefault(conversation.key, conversation)
+            while len(self._conversations) > CONVERSATIONS_KEPT:
+                self._conversations.popitem(last=False)
+        for turn in conversation.turns:
+            self._answers.update((answer.key, answer) for answer in turn.answers)
+        return conversation
+
+    def _record(self, conversation: Conversation, answer: Answer) -> str:
+        """Enter the beginning of a reply into the record, with whatever it needs there; its key there."""
+        store, turn = self.store, conversation.last
+        if not conversation.recorded:
+            # The record gives the key by which the conversation is found again after a restart.
+            conversation.key, conversation.recorded = store.new_conversation(conversation.system), True
+            self._keep(conversation)
+        if turn.question_id is None:
+            turn.question_id = store.add_message(conversation.key, "user", turn.question)
+        repeated = turn.kept if answer.kind == PLAIN else turn.answers[-1] if turn.answers else None
+        return store.begin_reply(
+            conversation.key,
+            turn.question_id,
+            answer.settings,
+            self.engine.pair.info,
+            answer.domain,
+            answer.prompt_tokens,
+            kind=answer.kind,
+            answers_reply_id=repeated.key if repeated else None,
+        )
+
+    def _fit(self, messages: list[dict[str, str]], settings: Settings) -> tuple[list[int], int]:
+        if self.engine is None:
+            raise Refused("The models are not loaded yet.")
+        pair = self.engine.pair
+        messages = [{**message, "content": clean_text(message["content"])} for message in messages]
+        room = min(settings.max_new_tokens, pair.info.context_length // 2)
+        return fit_chat(pair.tokenizer, messages, pair.info.context_length - room)
+
+    def _begin(
+        self,
+        conversation: Conversation,
+        kind: str,
+        settings: Settings,
+        domain: str,
+        record: bool,
+        prompt_ids: list[int],
+        dropped: int,
+    ) -> Answer:
+        turn = conversation.last
+        answer = Answer(uuid.uuid4().hex, kind, settings, domain, prompt_ids)
+        answer.dropped_messages = dropped
+        if record:
+            answer.key = self._record(conversation, answer)
+        turn.answers.append(answer)
+        self._answers[answer.key] = answer
+        conversation.writing = answer
+        threading.Thread(target=self._write, args=(answer, record), name="reply", daemon=True).start()
+        return answer
+
+    def _write(self, answer: Answer, record: bool) -> None:
+        engine = self.engine
+        try:
+            answer.had_to_wait = engine.busy
+            answer.generation = engine.generate(
+                answer.prompt_ids, answer.settings, cancel=answer.cancel, domain=answer.domain
+            )
+            for round in answer.generation:
+                if record:
+                    self.store.add_round(answer.key, round)
+                answer.rounds.append(round)
+            answer.reply = answer.generation.reply
+            if record:
+                self.store.finish_reply(answer.key, answer.reply)
+        except Exception as error:  # a fault of ours: the page must learn of it, and go on
+            log.exception("A reply failed")
+            answer.error = f"The reply could not be written ({type(error).__name__}: {error})."
+        finally:
+            answer.done.set()

@@ -1,0 +1,124 @@
+"""The live figures of the current reply, each with what it means; "–" where a figure is undefined.
+
+The panel is drawn once and its script only puts new texts into the cells, so that a tooltip or a
+selection survives the updates of a reply that streams. Knows ``app.conversation.Answer`` and
+``core.metrics``; no figure is computed here.
+"""
+
+from __future__ import annotations
+
+import json
+
+import gradio as gr
+
+from app.card import UNDEFINED
+from app.conversation import Answer, Turn
+from app.display import as_html
+
+FIGURES = (
+    ("ttft", "First token", "Time to first token: from the start of reading the prompt to the end of the first round."),
+    ("prefill", "of it prompt", "Prefill: the time both models took to read the prompt, part of the time to first token."),
+    ("speed", "Tokens/s", "Emitted tokens per second of the rounds, the prompt's time apart."),
+    ("per_pass", "Per pass", "tokens_per_pass: emitted tokens out of target passes."),
+    ("rate", "Accepted", "draft_acceptance_rate: accepted tokens out of all drafted ones."),
+    ("alpha", "α", "Mean overlap Σ min(p, q) over tested positions: the acceptance to expect, with less noise."),
+    ("rounds", "Rounds", "One draft phase, one target pass, one commit each."),
+    ("emitted", "Tokens", "Emitted tokens: accepted, resampled, bonus and plain."),
+    ("context", "Context used", "Tokens of the prompt and the reply, out of those the target can hold."),
+    ("seed", "Seed", "The seed of this reply: with it, the same settings and the same conversation give it again."),
+    ("finish", "Ended", "Why the reply ended: at the end-of-text token, a stop string, a limit, Stop or an error."),
+)
+
+ENDINGS = {
+    "eos_token": "end of text",
+    "stop_string": "stop string",
+    "length": "length limit",
+    "cancelled": "stopped",
+    "error": "error",
+    "interrupted": "interrupted",
+}
+
+SCRIPT = """
+const cells = Object.fromEntries([...element.querySelectorAll('[data-figure]')].map(e => [e.dataset.figure, e]));
+function show() {
+  const texts = JSON.parse(props.value || '{}');
+  for (const name in cells) {
+    const text = texts[name] ?? '\\u2013';
+    if (cells[name].textContent !== text) cells[name].textContent = text;
+  }
+}
+watch('value', show);
+show();
+"""
+
+
+def FiguresPanel(**kw: object) -> gr.HTML:
+    """The component; its value is what ``figures_value`` returns."""
+    cells = "".join(
+        f"<div class='figure figure-{name}' title='{as_html(meaning)}'><dt>{label}</dt>"
+        f"<dd data-figure='{name}'>{UNDEFINED}</dd></div>"
+        for name, label, meaning in FIGURES
+    )
+    meanings = "".join(f"<li><b>{label}</b> {as_html(meaning)}</li>" for _, label, meaning in FIGURES)
+    template = (
+        "<h2 class='margin-title'>This reply</h2>"
+        f"<dl class='figures' aria-label='Figures of the current reply'>{cells}</dl>"
+        f"<details class='meanings'><summary>What these mean</summary><ul>{meanings}</ul></details>"
+    )
+    return gr.HTML("{}", html_template=template, js_on_load=SCRIPT, apply_default_css=False, **kw)
+
+
+def figures_value(answer: Answer | None, context_length: int | None) -> str:
+    """The panel's value: a JSON object of texts; what is undefined is left out and shown as "–"."""
+    if answer is None:
+        return "{}"
+    figures = answer.figures()
+    context = answer.context_tokens
+    of_limit = f" of {context_length:,}" if context_length else ""
+    texts = {
+        "ttft": seconds(answer.ttft_seconds),
+        "prefill": seconds(answer.prefill_seconds),
+        "speed": decimal(figures.tokens_per_second, 1),
+        "rate": percent(figures.draft_acceptance_rate),
+        "alpha": decimal(figures.alpha, 3),
+        "per_pass": decimal(figures.tokens_per_pass, 2),
+        "rounds": str(figures.rounds),
+        "emitted": str(figures.emitted),
+        "context": None if context is None else f"{context:,}{of_limit}",
+        "seed": str(answer.settings.seed),
+        "finish": ENDINGS.get(answer.finish_reason or "", answer.finish_reason),
+    }
+    return json.dumps({name: text for name, text in texts.items() if text is not None})
+
+
+def comparison(turn: Turn | None) -> str:
+    """The measured speed-up of a reply over its plain repetition, as HTML; empty before there are both."""
+    measured = turn.speedup if turn else None
+    if measured is None:
+        return ""
+    speculative, plain, ratio = measured
+    verdict = "the two cannot be compared"
+    if ratio is not None:
+        verdict = f"<b>{ratio:.2f}×</b> the plain speed" + (": drafting pays off here" if ratio > 1 else "")
+        verdict += ": drafting costs more than it saves here" if ratio < 1 else ""
+    return (
+        "<p class='comparison' role='status'><span>Measured</span>"
+        f"<span>speculative <b>{decimal(speculative.tokens_per_second, 1) or UNDEFINED}</b> tokens/s</span>"
+        f"<span>plain <b>{decimal(plain.tokens_per_second, 1) or UNDEFINED}</b> tokens/s</span>"
+        f"<span>{verdict}</span></p>"
+    )
+
+
+def seconds(value: float | None) -> str | None:
+    """Seconds for people: milliseconds below one second."""
+    if value is None:
+        return None
+    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def percent(value: float | None) -> str | None:
+    return None if value is None else f"{value:.1%}"
+
+
+def decimal(value: float | None, digits: int) -> str | None:
+    return None if value is None else f"{value:.{digits}f}"
