@@ -56,7 +56,8 @@ class Token:
     token that no draft competed for; everything of the target for a discarded token.
     ``overlap`` is the sum over the vocabulary of min(p, q). Entropies are in nats. ``p_raw`` is
     the target's probability at temperature 1 with no filter. ``top_p`` and ``top_q`` hold up to
-    ten (id, probability) pairs, most likely first.
+    ten (id, probability) pairs, most likely first, of p and q; at temperature 0, where those are
+    one id each, of both distributions at temperature 1.
     """
 
     index: int

@@ -188,6 +188,12 @@ class Decoder:
         """Appends ``ids`` and gives the logits after each, (len(ids), head rows) float32."""
         return self.head(self.forward(ids, cache))
 
+    def next_logits(self, ids: Sequence[int], cache: KVCache) -> torch.Tensor:
+        """Appends ``ids`` and gives the logits after the last one, (head rows,) float32."""
+        last = max(0, len(ids) - PREFILL_CHUNK)
+        self.prefill(ids[:last], cache)
+        return self.head(self.forward(ids[last:], cache)[-1:])[0]
+
     def prefill(self, ids: Sequence[int], cache: KVCache) -> None:
         """Appends ``ids`` chunk by chunk, computing no logits."""
         for start in range(0, len(ids), PREFILL_CHUNK):

@@ -98,12 +98,34 @@ def dense(dtype: torch.dtype) -> Callable[[torch.Tensor], Linear]:
     return lambda weight: DenseLinear(weight.to(dtype))
 
 
+def _supports_int4() -> bool:
+    # The kernel exists everywhere; without vector code of its own it is slower than no quantisation.
+    return torch.backends.cpu.get_cpu_capability() in ("AVX512", "AVX2")
+
+
+def _supports_int8() -> bool:
+    # Without VNNI the sums of int8 products saturate in 16 bits.
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+
+
 FORMS: dict[str, Callable[[torch.Tensor], Linear]] = {
     "int4": Int4Linear,
     "int8": Int8Linear,
     "bfloat16": dense(torch.bfloat16),
     "float32": dense(torch.float32),
 }
+
+
+def best_form(*wanted: str) -> str:
+    """The first of ``wanted`` forms that this processor runs well, or else a dense one.
+
+    A fixed rule rather than a race at every start: the same machine always gives the same numbers.
+    """
+    usable = {"int4": _supports_int4, "int8": _supports_int8}
+    for form in wanted:
+        if usable[form]():
+            return form
+    return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
 
 
 def row_dependence(linear: Linear, in_features: int, max_rows: int) -> float:

@@ -1,0 +1,1 @@
+"""Ways to draft, one a file, behind one protocol (``core.drafters.base``)."""

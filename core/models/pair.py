@@ -1,0 +1,122 @@
+"""A draft and a target that share a tokenizer, ready to run.
+
+Knows how to put together the embedded pair from files that are already there;
+``core.models.embedded`` fetches and converts them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
+
+from core.drafters.base import Drafter
+from core.drafters.model import ModelDrafter
+from core.models.decoder import Decoder, DecoderShape, KVCache
+from core.models.draft_file import HEAD, draft_metadata, load_draft
+from core.models.linear import FORMS, Linear, best_form, row_dependence
+from core.records import PairInfo
+from core.settings import MAX_DRAFT_TOKENS
+from core.text import end_token_ids
+
+Progress = Callable[[str, float | None], None]
+
+
+@dataclass
+class Pair:
+    """``cache`` is the target's; a drafter keeps its own. ``end_ids`` end a reply."""
+
+    info: PairInfo
+    tokenizer: object
+    target: Decoder
+    drafter: Drafter | None
+    end_ids: frozenset[int]
+    cache: KVCache
+
+
+def build_embedded_pair(
+    folder: Path, draft_file: Path, target_fingerprint: str, progress: Progress | None = None
+) -> Pair:
+    """The embedded pair from a converted Hugging Face folder and a packed draft.
+
+    Where the processor can, the target's layers run in 4 bits, on the levels of the file they came
+    from, and its head and the draft in int8 (``core.models.linear``).
+    """
+    say = progress or (lambda sentence, fraction: None)
+    say("Reading the target's weights", None)
+    config = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    shape = DecoderShape.from_config(config)
+    embedding = tensors["model.embed_tokens.weight"]
+    say("Packing the weights for this processor", None)
+    form, head_form = best_form("int4"), best_form("int8")
+    target = Decoder.from_tensors(shape, tensors, FORMS[form], embedding, FORMS[head_form](embedding))
+    draft, head_ids, draft_fingerprint = _distilled(draft_file, shape, embedding, head_form)
+    say("Checking that rows are scored independently", None)
+    note = _exactness_note(target, shape)
+    say("Reading the tokenizer", None)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    generation = json.loads((folder / "generation_config.json").read_text())
+    return Pair(
+        info=PairInfo(
+            pair="embedded",
+            target="SmolLM2-135M-Instruct",
+            draft=f"distilled, {draft.shape.layers} layers",
+            target_fingerprint=target_fingerprint,
+            draft_fingerprint=draft_fingerprint,
+            quantization=form,
+            draft_quantization=head_form,
+            device="cpu",
+            drafter=ModelDrafter.name,
+            context_length=shape.context_length,
+            draft_context_length=shape.context_length,
+            exactness_note=note,
+        ),
+        tokenizer=tokenizer,
+        target=target,
+        drafter=ModelDrafter(draft, head_ids),
+        end_ids=end_token_ids(tokenizer, config, generation),
+        cache=target.new_cache(),
+    )
+
+
+def _distilled(
+    file: Path, target: DecoderShape, embedding: torch.Tensor, form: str
+) -> tuple[Decoder, torch.Tensor, str]:
+    """The packed draft as a decoder over the target's embedding, its head's ids and its fingerprint."""
+    packed = load_draft(file)
+    tensors = {
+        name: value[0] * value[1][:, None] if isinstance(value, tuple) else value
+        for name, value in packed.items()
+    }
+    layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
+    head_ids = tensors[HEAD].long().sort().values
+    project = FORMS[form](tensors["proj.weight"])
+    score = FORMS[form](embedding[head_ids])
+    shape = replace(target, layers=layers)
+    decoder = Decoder.from_tensors(
+        shape, tensors, FORMS[form], embedding, lambda hidden: score(project(hidden)), prefix=""
+    )
+    return decoder, head_ids, draft_metadata(file)["fingerprint"]
+
+
+def _exactness_note(target: Decoder, shape: DecoderShape) -> str | None:
+    """Rule 13's self-test on the products of one layer and the head: None where rows are bit-equal."""
+    layer = target.layers[0]
+    products: list[tuple[Linear, int]] = [
+        (layer.qkv, shape.hidden),
+        (layer.gate_up, shape.hidden),
+        (target.head, shape.hidden),
+    ]
+    worst = max(row_dependence(product, size, MAX_DRAFT_TOKENS + 1) for product, size in products)
+    if worst == 0:
+        return None
+    return (
+        "On this machine a token scored beside others differs slightly from the same token scored alone"
+        f" (by up to {worst:.1e}), so replies are exact up to rounding."
+    )

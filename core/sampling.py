@@ -1,0 +1,228 @@
+"""The maths of exact speculative sampling: filter chain, acceptance, residual, draws. Pure functions.
+
+A ``Distribution`` is float32 probabilities over a support of token ids. The same one that was
+sampled from serves for the ratio and for the residual, so the three cannot disagree (rule 1).
+Temperature 0 needs no case of its own: its distribution is one id with probability 1, for which
+acceptance *is* argmax equality.
+
+Speculative sampling: Leviathan et al. 2023 (arXiv:2211.17192), algorithm 1; Chen et al. 2023
+(arXiv:2302.01318). Knows no model, tokenizer, cache or record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from core.records import Fate
+
+TOP = 10  # how many of the most likely ids a record keeps
+_NUCLEUS_GUESS = 256  # top-p looks at this many ids first: a full sort of a vocabulary costs milliseconds
+
+
+class BadLogitsError(ArithmeticError):
+    """A row of logits from which nothing can be drawn: NaN, +inf, or nothing but -inf."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Probabilities (n,) float32 over token ids: ``ids`` (n,) int64 ascending, or None for 0..n-1.
+
+    Never mutated. Ids outside the support have probability 0.
+    """
+
+    probabilities: torch.Tensor
+    ids: torch.Tensor | None = None
+
+    def at(self, token_id: int) -> float:
+        """The probability of one id (float32 value as a Python float, that is in float64)."""
+        if self.ids is None:
+            inside = 0 <= token_id < len(self.probabilities)
+            return self.probabilities[token_id].item() if inside else 0.0
+        index = int(torch.searchsorted(self.ids, token_id))
+        inside = index < len(self.ids) and int(self.ids[index]) == token_id
+        return self.probabilities[index].item() if inside else 0.0
+
+    def over(self, ids: torch.Tensor) -> torch.Tensor:
+        """The probabilities of ``ids`` (m,), zeros outside the support; float32 (m,)."""
+        size = len(self.probabilities)
+        if self.ids is None:
+            index, inside = ids.clamp(max=size - 1), ids < size
+        else:
+            index = torch.searchsorted(self.ids, ids).clamp_(max=size - 1)
+            inside = self.ids[index] == ids
+        return torch.where(inside, self.probabilities[index], 0.0)
+
+    def top(self, count: int = TOP) -> tuple[tuple[int, float], ...]:
+        """Up to ``count`` (id, probability) pairs, most likely first; ids of probability 0 are left out."""
+        values, index = self.probabilities.topk(min(count, len(self.probabilities)))
+        ids = index if self.ids is None else self.ids[index]
+        return tuple((i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True) if v > 0)
+
+    def entropy(self) -> float:
+        """Shannon entropy in nats."""
+        return max(0.0, torch.special.entr(self.probabilities).sum(dtype=torch.float64).item())
+
+
+def check_logits(logits: torch.Tensor) -> None:
+    """Raises BadLogitsError if nothing can be drawn from ``logits`` (n,); -inf on some ids is a mask."""
+    largest = logits.max().item()
+    if not -float("inf") < largest < float("inf"):
+        raise BadLogitsError(f"the largest logit is {largest}")
+
+
+def distribution(
+    logits: torch.Tensor,
+    temperature: float,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    ids: torch.Tensor | None = None,
+) -> Distribution:
+    """The distribution a row of logits (n,) stands for: temperature, then top-k, then top-p.
+
+    The order is that of ``transformers``. ``top_k`` 0 is off and larger than n is n; top-p keeps the
+    most likely ids up to and including the one that reaches ``top_p``, so at least one. ``ids`` names
+    the columns where they are not 0..n-1. Raises BadLogitsError.
+    """
+    logits = logits.float()
+    check_logits(logits)
+    columns = None  # into `logits`, once a filter has chosen some
+    if temperature == 0 or top_k == 1:
+        columns = logits.argmax()[None]
+        probabilities = torch.ones(1)
+    else:
+        # Subtracting the maximum first keeps tiny temperatures finite.
+        scaled = (logits - logits.max()) / temperature
+        if 0 < top_k < len(scaled):
+            scaled, columns = scaled.topk(top_k)
+        probabilities = scaled.softmax(0)
+        if top_p < 1:
+            kept = _nucleus(probabilities, top_p)
+            columns = kept if columns is None else columns[kept]
+            probabilities = probabilities[kept] / probabilities[kept].sum()
+    if columns is None:
+        return Distribution(probabilities, ids)
+    columns, order = columns.sort()
+    return Distribution(probabilities[order], columns if ids is None else ids[columns])
+
+
+def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Indices of the most likely entries whose predecessors sum to less than ``top_p``."""
+    size = len(probabilities)
+    values, index = probabilities.topk(min(_NUCLEUS_GUESS, size))
+    if len(values) < size and values.sum() < top_p:
+        values, index = probabilities.sort(descending=True)
+    before = values.cumsum(0) - values
+    keep = before < top_p
+    keep[0] = True
+    return index[keep]
+
+
+def raw_probability(logits: torch.Tensor, token_id: int) -> float:
+    """The probability of ``token_id`` at temperature 1 with no filter; ``logits`` (n,) float32."""
+    return (logits[token_id] - logits.logsumexp(0)).exp().item()
+
+
+def draw(weights: torch.Tensor, u: float) -> int:
+    """An index of ``weights`` (n,), non-negative and of any sum, by inverse CDF in float64 at u in [0, 1).
+
+    Never an index of weight 0: the first cumulative sum *above* u * total is chosen.
+    """
+    cumulative = weights.double().cumsum(0)
+    index = int(torch.searchsorted(cumulative, u * cumulative[-1].item(), right=True))
+    if index == len(weights):  # u * total was rounded up to total
+        index = int(weights.nonzero()[-1])
+    return index
+
+
+def sample(p: Distribution, u: float) -> int:
+    """A token id drawn from ``p`` by inverse CDF."""
+    index = draw(p.probabilities, u)
+    return index if p.ids is None else int(p.ids[index])
+
+
+def accepts(u: float, p: float, q: float) -> bool:
+    """Whether a drafted token is kept: u * q < p, strictly, so that u = 0 keeps nothing impossible."""
+    return u * q < p
+
+
+def overlap(p: Distribution, q: Distribution) -> float:
+    """Σ min(p, q): the probability that a token drawn from q is accepted (Leviathan et al., eq. 1)."""
+    if q.ids is None and p.ids is not None:
+        p, q = q, p
+    other = p.probabilities if q.ids is None and p.ids is None else None
+    if other is None or len(other) != len(q.probabilities):
+        ids = q.ids if q.ids is not None else torch.arange(len(q.probabilities))
+        other = p.over(ids)
+    return min(1.0, torch.minimum(other, q.probabilities).sum(dtype=torch.float64).item())
+
+
+def residual(p: Distribution, q: Distribution) -> torch.Tensor:
+    """max(0, p - q) over p's support, float64 (n,), not normalised; p itself where nothing is left."""
+    if p.ids is None:
+        left = p.probabilities.double()
+        if q.ids is None:
+            size = min(len(left), len(q.probabilities))
+            left[:size] -= q.probabilities[:size].double()
+        else:
+            inside = q.ids < len(left)
+            left.index_add_(0, q.ids[inside], -q.probabilities[inside].double())
+    else:
+        left = p.probabilities.double() - q.over(p.ids).double()
+    left.clamp_min_(0)
+    return left if left.sum() > 0 else p.probabilities.double()
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A drafted token and the very distribution it was drawn from.
+
+    ``soft`` is what the record shows of the draft's mind: ``q``, or at temperature 0, where ``q`` is
+    one id, the draft's distribution at temperature 1.
+    """
+
+    id: int
+    q: Distribution
+    soft: Distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What verification says of one token: its fate, and the figures of its position."""
+
+    id: int
+    fate: Fate
+    position: int
+    p: float
+    q: float | None = None
+    u: float | None = None
+    overlap: float | None = None
+
+
+def verify_tokenwise(
+    target: Callable[[int], Distribution], proposals: Sequence[Proposal], uniform: Callable[[], float]
+) -> Iterator[Outcome]:
+    """Leviathan et al.'s algorithm 1, one outcome at a time.
+
+    ``target(i)`` is p at position i (0..K) and is asked only for positions that are reached;
+    ``uniform()`` gives independent draws from [0, 1). Accepted tokens come first; then either a
+    rejected one and the resampled one that replaces it, or the bonus (``plain`` where nothing was
+    proposed). A caller that meets a terminal token stops iterating: no further draw is made.
+    """
+    for position, proposal in enumerate(proposals):
+        p = target(position)
+        u = uniform()
+        p_x, q_x = p.at(proposal.id), proposal.q.at(proposal.id)
+        shared = overlap(p, proposal.q)
+        kept = accepts(u, p_x, q_x)
+        yield Outcome(proposal.id, Fate.ACCEPTED if kept else Fate.REJECTED, position, p_x, q_x, u, shared)
+        if not kept:
+            index = draw(residual(p, proposal.q), uniform())
+            token_id = index if p.ids is None else int(p.ids[index])
+            yield Outcome(token_id, Fate.RESAMPLED, position, p.at(token_id), proposal.q.at(token_id))
+            return
+    p = target(len(proposals))
+    token_id = sample(p, uniform())
+    yield Outcome(token_id, Fate.BONUS if proposals else Fate.PLAIN, len(proposals), p.at(token_id))

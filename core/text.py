@@ -1,0 +1,146 @@
+"""Between text and token ids: the chat template, a streaming detokeniser, stop strings.
+
+Knows a Hugging Face tokenizer and nothing of models or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+REPLACEMENT = "\ufffd"
+
+
+class PromptError(ValueError):
+    """A prompt that cannot be used; the message is one sentence that says what to do."""
+
+
+def encode_chat(tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """Ids of a chat ({"role", "content"} each) through the tokenizer's template, reply header included."""
+    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def fit_chat(tokenizer, messages: Sequence[Mapping[str, str]], limit: int) -> tuple[list[int], int]:
+    """Ids of as much of a chat as fits into ``limit`` ids, and how many messages were left out.
+
+    The rule: the system message and the newest turns stay; the oldest turns go, question and answer
+    together. Raises PromptError when the system message and the newest question alone are too long.
+    """
+    system = [m for m in messages[:1] if m["role"] == "system"]
+    turns = list(messages[len(system) :])
+    dropped = 0
+    while True:
+        ids = encode_chat(tokenizer, system + turns[dropped:])
+        if len(ids) <= limit:
+            return ids, dropped
+        later_questions = [i for i in range(dropped + 1, len(turns)) if turns[i]["role"] == "user"]
+        if not later_questions:
+            raise PromptError(
+                f"The message is too long: it takes {len(ids):,} tokens with its system prompt and the model"
+                f" has room for {limit:,}; please shorten it."
+            )
+        dropped = later_questions[0]
+
+
+def end_token_ids(tokenizer, *configs: Mapping | None) -> frozenset[int]:
+    """The union of end-of-text ids named by the tokenizer and by model and generation configs (SD-02)."""
+    ids: set[int] = set()
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    for config in configs:
+        named = (config or {}).get("eos_token_id")
+        ids.update([named] if isinstance(named, int) else named or [])
+    return frozenset(ids)
+
+
+def decode(tokenizer, ids: Sequence[int]) -> str:
+    """The text of ``ids``: special tokens skipped, spaces as they are."""
+    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+class Detokenizer:
+    """Turns ids into text one at a time, so that the pieces join to ``decode`` of all ids.
+
+    A token that ends inside a character gives "", the one that completes the character gives all of
+    it. Only a few last ids are decoded at a time: ids from before the last complete character cannot
+    change what follows, but the one before gives a tokenizer that drops leading spaces its context.
+    """
+
+    def __init__(self, tokenizer):
+        self._tokenizer = tokenizer
+        self._context: list[int] = []  # the ids whose text was given last
+        self._context_text = ""
+        self._pending: list[int] = []  # ids whose text is not complete yet
+
+    def push(self, token_id: int) -> str:
+        """The text that ``token_id`` completes."""
+        self._pending.append(token_id)
+        text = decode(self._tokenizer, self._context + self._pending)
+        if text.endswith(REPLACEMENT) or len(text) <= len(self._context_text):
+            return ""
+        new = text[len(self._context_text) :]
+        self._context = self._pending
+        self._context_text = decode(self._tokenizer, self._context)
+        self._pending = []
+        return new
+
+    def peek(self, token_ids: Iterable[int]) -> list[str]:
+        """What ``push`` would give for ``token_ids`` in turn, without taking them."""
+        other = Detokenizer(self._tokenizer)
+        other._context, other._context_text = self._context, self._context_text
+        other._pending = list(self._pending)
+        return [other.push(token_id) for token_id in token_ids]
+
+
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's printable stand-in for each byte, reversed (Radford et al. 2019, ``bytes_to_unicode``)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    stand_ins = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    return stand_ins | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTES = _byte_of_character()
+
+
+def label(tokenizer, token_id: int) -> str:
+    """A name for a token that shows no text: a special token's own, or its bytes as ⟨F0 9F⟩."""
+    piece = tokenizer.convert_ids_to_tokens(token_id)
+    if piece is None:
+        return f"⟨id {token_id}⟩"
+    if token_id in tokenizer.all_special_ids:
+        return piece
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return f"⟨{piece[3:5]}⟩"
+    if all(character in _BYTES for character in piece):
+        return "⟨" + " ".join(f"{_BYTES[character]:02X}" for character in piece) + "⟩"
+    return piece
+
+
+class StopStrings:
+    """Watches a growing text for the first stop string, wherever token borders fall."""
+
+    def __init__(self, stops: Sequence[str]):
+        self._stops = [stop for stop in stops if stop]
+        self._longest = max(map(len, self._stops), default=0)
+        self._text = ""
+        self.cut: int | None = None  # characters of the text before the stop string, once one was found
+
+    def push(self, text: str) -> bool:
+        """Adds ``text``; True when a stop string is now complete (the earliest one sets ``cut``)."""
+        start = max(0, len(self._text) - self._longest + 1)
+        self._text += text
+        found = [at for stop in self._stops if (at := self._text.find(stop, start)) >= 0]
+        if found:
+            self.cut = min(found)
+        return bool(found)
+
+    def safe_length(self) -> int:
+        """How many characters may be shown: none that could be the beginning of a stop string."""
+        if self.cut is not None:
+            return self.cut
+        end = len(self._text)
+        for start in range(max(0, end - self._longest + 1), end):
+            if any(stop.startswith(self._text[start:]) for stop in self._stops):
+                return start
+        return end
