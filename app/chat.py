@@ -22,7 +22,7 @@ from app.conversation import Answer, Conversation, Desk, Refused
 from app.display import LATEX_DELIMITERS, as_html, show_question, show_reply
 from app.figures import ENDINGS, FiguresPanel, comparison, figures_value
 from app.token_view import RedlineView
-from core.export import write_csv
+from core.export import ExportError, write_csv
 from core.settings import SettingsError
 from core.text import PromptError
 
@@ -64,7 +64,9 @@ COPY = """async (text) => {
   document.execCommand('copy');
   area.remove();
 }"""
-DOWNLOAD = "() => { (document.querySelector('#export-file a') || document.querySelector('#export-file')).click(); }"
+DOWNLOAD = (
+    "() => { (document.querySelector('#export-file a') || document.querySelector('#export-file')).click(); }"
+)
 TOGGLE_SETTINGS = "() => { document.querySelector('#settings .toggle-button')?.click(); }"
 TO_MESSAGE = "() => { document.querySelector('#message textarea')?.focus({preventScroll: true}); }"
 
@@ -113,7 +115,12 @@ class Chat:
                 gr.HTML(WELCOME, apply_default_css=False)
                 with gr.Row(elem_id="examples"):
                     self.examples = [
-                        (gr.Button(prompt, elem_id=f"example-{name}", elem_classes="example", min_width=150), prompt)
+                        (
+                            gr.Button(
+                                prompt, elem_id=f"example-{name}", elem_classes="example", min_width=150
+                            ),
+                            prompt,
+                        )
                         for name, prompt in EXAMPLES
                     ]
             self.redline = RedlineView(details=self.desk.details, elem_id="redline", visible="hidden")
@@ -135,7 +142,9 @@ class Chat:
         self.comparison = gr.HTML("", elem_id="comparison", apply_default_css=False)
         with gr.Row(elem_id="actions"):
             self.status = gr.HTML("", elem_id="status", apply_default_css=False)
-            self.regenerate = gr.Button("Regenerate", size="sm", interactive=False, elem_id="regenerate", min_width=60)
+            self.regenerate = gr.Button(
+                "Regenerate", size="sm", interactive=False, elem_id="regenerate", min_width=60
+            )
             self.plainly = gr.Button(
                 "Answer again plainly", size="sm", interactive=False, elem_id="plainly", min_width=60
             )
@@ -155,8 +164,12 @@ class Chat:
                 elem_id="message",
                 scale=8,
             )
-            self.send = gr.Button("Send", variant="primary", interactive=False, elem_id="send", min_width=84, scale=0)
-            self.stop = gr.Button("Stop", variant="stop", visible=False, elem_id="stop", min_width=84, scale=0)
+            self.send = gr.Button(
+                "Send", variant="primary", interactive=False, elem_id="send", min_width=84, scale=0
+            )
+            self.stop = gr.Button(
+                "Stop", variant="stop", visible=False, elem_id="stop", min_width=84, scale=0
+            )
 
     def _lay_out_margin(self) -> None:
         self.figures = FiguresPanel(elem_id="figures")
@@ -174,7 +187,8 @@ class Chat:
         )
         with gr.Row(elem_id="exports"):
             self.exports = [
-                (gr.Button(label, size="sm", elem_id=f"export-{what}", min_width=60), what) for what, label in EXPORTS
+                (gr.Button(label, size="sm", elem_id=f"export-{what}", min_width=60), what)
+                for what, label in EXPORTS
             ]
         self.export_file = gr.DownloadButton("File", visible="hidden", elem_id="export-file")
         with gr.Row(elem_id="deletions"):
@@ -185,14 +199,17 @@ class Chat:
         self.doomed = gr.State("")
         with gr.Row(visible=False, elem_id="confirm") as self.confirm:
             self.question = gr.HTML("", apply_default_css=False)
-            self.confirm_yes = gr.Button("Delete", variant="stop", size="sm", elem_id="confirm-yes", min_width=60)
+            self.confirm_yes = gr.Button(
+                "Delete", variant="stop", size="sm", elem_id="confirm-yes", min_width=60
+            )
             self.confirm_no = gr.Button("Keep", size="sm", elem_id="confirm-no", min_width=60)
 
     def _connect(self) -> None:
         everything = [
             self.session, self.browser, self.message, self.welcome, self.redline, self.read, self.view,
             self.comparison, self.status, self.regenerate, self.plainly, self.copy, self.send, self.stop,
-            self.figures, self.chart, self.notice, self.panel.system, self.confirm, self.doomed, self.question,
+            self.figures, self.chart, self.notice, self.panel.system,
+            self.confirm, self.doomed, self.question,
         ]  # fmt: skip
         self.everything = everything
         asking = [self.message, self.session, self.browser, self.panel.system, *self.panel.inputs]
@@ -203,7 +220,9 @@ class Chat:
                 self.ask, asking, everything, **REPLY
             )
         self.regenerate.click(self.answer_again, asking[1:], everything, **REPLY)
-        self.plainly.click(self.answer_plainly, [self.session, self.browser, self.panel.record], everything, **REPLY)
+        self.plainly.click(
+            self.answer_plainly, [self.session, self.browser, self.panel.record], everything, **REPLY
+        )
         self.settings.click(None, js=TOGGLE_SETTINGS, **AT_ONCE)
         self.stop.click(self.stop_reply, self.session, None, **AT_ONCE)
         self.view.input(self.switch, [self.view, self.session], everything, **AT_ONCE)
@@ -214,9 +233,9 @@ class Chat:
             None, js=TO_MESSAGE, **AT_ONCE
         )
         for button, what in self.exports:
-            button.click(self._exporter(what), [self.session, self.export_scope], self.export_file, **PRIVATE).success(
-                None, js=DOWNLOAD, **AT_ONCE
-            )
+            button.click(
+                self._exporter(what), [self.session, self.export_scope], self.export_file, **PRIVATE
+            ).success(None, js=DOWNLOAD, **AT_ONCE)
         asked = [self.doomed, self.question, self.confirm]
         self.delete.click(lambda: ask_to_delete("one"), None, asked, **AT_ONCE)
         self.delete_all.click(lambda: ask_to_delete("all"), None, asked, **AT_ONCE)
@@ -255,7 +274,9 @@ class Chat:
             self.header: header(state.engine.pair.info if ready else None),
             self.loading: "" if ready else loading_strip(state),
             self.retry: gr.update(visible=state.failed),
-            self.message: gr.update(placeholder="The models are not loaded." if state.failed else placeholder),
+            self.message: gr.update(
+                placeholder="The models are not loaded." if state.failed else placeholder
+            ),
             self.send: gr.update(interactive=ready),
         }
 
@@ -313,8 +334,8 @@ class Chat:
             path = folder / f"redline-{what}-{time.strftime('%Y%m%d-%H%M%S')}.csv"
             try:
                 write_csv(self.desk.store, what, path, None if everything else conversation.key)
-            except OSError as error:
-                raise gr.Error(f"The file could not be written ({error}).", print_exception=False) from None
+            except ExportError as error:
+                raise gr.Error(str(error), print_exception=False) from None
             return str(path)
 
         return export
@@ -349,7 +370,9 @@ class Chat:
     def answer_plainly(self, session: str, browser: object, record: bool) -> Iterator[dict]:
         """Repeat the last reply with the target alone and compare the two speeds."""
         conversation = self._conversation(session)
-        yield from self._write(conversation, browser, lambda: self.desk.again_plainly(conversation, record), {})
+        yield from self._write(
+            conversation, browser, lambda: self.desk.again_plainly(conversation, record), {}
+        )
 
     def _write(
         self, conversation: Conversation, browser: object, begin: Callable[[], Answer], first: dict
@@ -423,7 +446,8 @@ class Chat:
             self.stop: gr.update(visible=writing),
             self.figures: self._figures(answer),
             self.chart: rounds_value(answer.rounds if answer else ()),
-            self.notice: RECORD_TITLE + (f"<p class='notice' role='status'>{as_html(problem)}</p>" if problem else ""),
+            self.notice: RECORD_TITLE
+            + (f"<p class='notice' role='status'>{as_html(problem)}</p>" if problem else ""),
         }
 
     def _views(self, conversation: Conversation) -> dict:
@@ -435,7 +459,9 @@ class Chat:
             self.redline: gr.update(
                 visible=True if not empty and not reading else "hidden", **value_of(shown, self.redline)
             ),
-            self.read: gr.update(visible=True if not empty and reading else "hidden", **value_of(shown, self.read)),
+            self.read: gr.update(
+                visible=True if not empty and reading else "hidden", **value_of(shown, self.read)
+            ),
         }
 
     def _shown_view(self, conversation: Conversation) -> dict:
@@ -455,7 +481,8 @@ class Chat:
 WELCOME = """<div class="welcome-text">
 <p class="welcome-lead">A small model writes ahead. A big one edits.</p>
 <p>Ask something and read the manuscript with its corrections: which words were drafted and kept, which were
-struck out, and what the editor wrote instead. The text you get is exactly what the big model alone would write.</p>
+struck out, and what the editor wrote instead. What remains is distributed exactly as if the big model had
+written alone.</p>
 </div>"""
 
 RECORD_TITLE = "<h2 class='margin-title'>The record</h2>"
@@ -527,5 +554,7 @@ def status(answer: Answer, engine: Any | None) -> str:
     if answer.finish_reason in ("cancelled", "length"):
         sentences.append(f"Ended: {ENDINGS[answer.finish_reason]}.")
     if answer.dropped_messages:
-        sentences.append(f"The oldest {answer.dropped_messages} messages no longer fit the context and were left out.")
+        sentences.append(
+            f"The oldest {answer.dropped_messages} messages no longer fit the context and were left out."
+        )
     return " ".join(sentences)

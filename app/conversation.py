@@ -1,4 +1,4 @@
-"""A browser's conversation and the writing of one reply: message → prompt ids → rounds → view, figures, record.
+"""Conversations and the writing of a reply: message → prompt ids → rounds → view, figures, record.
 
 The true texts live here, untouched by whatever the page needs to display them. A reply is written
 in a thread of its own, which appends each ``Round`` to its ``Answer`` and to the record before it
@@ -8,6 +8,7 @@ Knows the engine, the store and the token view's encoding; no Gradio component.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -45,8 +46,16 @@ class Answer:
     ``reply`` is None until it has ended; ``error`` is a sentence if it could not be written.
     """
 
-    def __init__(self, key: str, kind: str, settings: Settings, domain: str, prompt_ids: list[int] | None = None):
-        self.key, self.kind, self.settings, self.domain, self.prompt_ids = key, kind, settings, domain, prompt_ids
+    def __init__(
+        self, key: str, kind: str, settings: Settings, domain: str, prompt_ids: list[int] | None = None
+    ):
+        self.key, self.kind, self.settings, self.domain, self.prompt_ids = (
+            key,
+            kind,
+            settings,
+            domain,
+            prompt_ids,
+        )
         self.rounds: list[Round] = []
         self.reply: Reply | StoredReply | None = None
         self.error: str | None = None
@@ -145,7 +154,7 @@ class Turn:
 
     @property
     def speedup(self) -> tuple[Figures, Figures, float | None] | None:
-        """Measured: the first answer's figures, the plain one's, and their ratio; None before there are two."""
+        """Measured: the first answer's figures, the plain one's, their ratio; None before there are two."""
         if self.kept is None or self.repeated is None or not self.repeated.done.is_set():
             return None
         speculative, plain = self.kept.figures(), self.repeated.figures()
@@ -198,7 +207,10 @@ class Conversation:
         return "".join(turn.drawn() for turn in self.turns)
 
     def claim(self) -> None:
-        """Take the right to write; waits for a reply that was just stopped. Raises Refused while one is written."""
+        """Take the right to write; waits for a reply that was just stopped.
+
+        Raises Refused while another is written.
+        """
         writing = self.writing
         stopping = writing is None or writing.cancel.is_set() or writing.done.is_set()
         if not self._claim.acquire(timeout=SECONDS_TO_STOP if stopping else 0):
@@ -236,7 +248,7 @@ def rebuild(stored: StoredConversation) -> Conversation:
 class Desk:
     """All conversations of this process, the engine they share, and the record.
 
-    ``personal``: only one person can reach this page, so the whole record may be exported and deleted from it.
+    ``personal``: only one person can reach the page, so all of the record may be exported and deleted there.
     """
 
     def __init__(self, loader: Loader, store: Store, personal: bool = True):
@@ -400,10 +412,11 @@ class Desk:
             answer.generation = engine.generate(
                 answer.prompt_ids, answer.settings, cancel=answer.cancel, domain=answer.domain
             )
-            for round in answer.generation:
-                if record:
-                    self.store.add_round(answer.key, round)
-                answer.rounds.append(round)
+            with contextlib.closing(answer.generation):  # whatever happens here, the engine is free again
+                for round in answer.generation:
+                    if record:
+                        self.store.add_round(answer.key, round)
+                    answer.rounds.append(round)
             answer.reply = answer.generation.reply
             if record:
                 self.store.finish_reply(answer.key, answer.reply)

@@ -36,7 +36,9 @@ def show_question(text: str) -> dict:
     All but letters, digits and single inner spaces becomes character references, which Markdown
     leaves alone and the browser turns back (the style sheet sets questions with ``pre-wrap``).
     """
-    pieces = re.split(r"((?<=[^\W_]) (?=[^\W_])|[^\W_]+|, |(?<=[^\W\d_])\.(?=$| ))", text)
+    pieces = re.split(
+        r"((?<=[^\W_]) (?=[^\W_])|[^\W_]+|, |(?<=[^\W\d_])[.?] (?=[^\W\d_])|(?<=[^\W\d_])[.?]$)", text
+    )
     literal = "".join(
         piece if index % 2 else "".join(f"&#{ord(character)};" for character in piece)
         for index, piece in enumerate(pieces)

@@ -16,17 +16,37 @@ from app.conversation import Answer, Turn
 from app.display import as_html
 
 FIGURES = (
-    ("ttft", "First token", "Time to first token: from the start of reading the prompt to the end of the first round."),
-    ("prefill", "of it prompt", "Prefill: the time both models took to read the prompt, part of the time to first token."),
+    (
+        "ttft",
+        "First token",
+        "Time to first token: from the start of reading the prompt to the end of the first round.",
+    ),
+    (
+        "prefill",
+        "of it prompt",
+        "Prefill: the time both models took to read the prompt, part of the time to first token.",
+    ),
     ("speed", "Tokens/s", "Emitted tokens per second of the rounds, the prompt's time apart."),
     ("per_pass", "Per pass", "tokens_per_pass: emitted tokens out of target passes."),
     ("rate", "Accepted", "draft_acceptance_rate: accepted tokens out of all drafted ones."),
-    ("alpha", "α", "Mean overlap Σ min(p, q) over tested positions: the acceptance to expect, with less noise."),
+    (
+        "alpha",
+        "α",
+        "Mean overlap Σ min(p, q) over tested positions: the acceptance to expect, with less noise.",
+    ),
     ("rounds", "Rounds", "One draft phase, one target pass, one commit each."),
     ("emitted", "Tokens", "Emitted tokens: accepted, resampled, bonus and plain."),
     ("context", "Context used", "Tokens of the prompt and the reply, out of those the target can hold."),
-    ("seed", "Seed", "The seed of this reply: with it, the same settings and the same conversation give it again."),
-    ("finish", "Ended", "Why the reply ended: at the end-of-text token, a stop string, a limit, Stop or an error."),
+    (
+        "seed",
+        "Seed",
+        "The seed of this reply: with it, the same settings and the same conversation give it again.",
+    ),
+    (
+        "finish",
+        "Ended",
+        "Why the reply ended: at the end-of-text token, a stop string, a limit, Stop or an error.",
+    ),
 )
 
 ENDINGS = {
@@ -39,7 +59,8 @@ ENDINGS = {
 }
 
 SCRIPT = """
-const cells = Object.fromEntries([...element.querySelectorAll('[data-figure]')].map(e => [e.dataset.figure, e]));
+const cells = {};
+for (const cell of element.querySelectorAll('[data-figure]')) cells[cell.dataset.figure] = cell;
 function show() {
   const texts = JSON.parse(props.value || '{}');
   for (const name in cells) {

@@ -59,10 +59,14 @@ def parse_options(arguments: Sequence[str] | None, environment: Mapping[str, str
 
     Raises LaunchError for a port that is none. Unknown flags end the program as argparse does.
     """
-    parser = argparse.ArgumentParser(prog="app.py", description="Redline: watch speculative decoding at work.")
+    parser = argparse.ArgumentParser(
+        prog="app.py", description="Redline: watch speculative decoding at work."
+    )
     parser.add_argument("--host", help="address to listen on (default: this computer only)")
     parser.add_argument("--port", help=f"port to listen on (default: {DEFAULT_PORT}, or the next free one)")
-    parser.add_argument("--db", type=Path, metavar="FILE", help="database of the record (default: data/redline.db)")
+    parser.add_argument(
+        "--db", type=Path, metavar="FILE", help="database of the record (default: data/redline.db)"
+    )
     parser.add_argument("--share", action="store_true", help="also open a public Gradio link")
     flags = parser.parse_args(arguments)
     on_space = bool(environment.get("SPACE_ID"))
@@ -100,7 +104,9 @@ def _is_free(host: str, port: int) -> bool:
             raise LaunchError(f"Port {port} needs administrator rights: choose one above 1023.") from None
         except OSError as error:
             if error.errno in NOT_OURS:
-                raise LaunchError(f"The host {host!r} is not an address of this computer ({error}).") from None
+                raise LaunchError(
+                    f"The host {host!r} is not an address of this computer ({error})."
+                ) from None
             return False
     return True
 
@@ -114,7 +120,9 @@ def choose_port(options: Options) -> tuple[int, str | None]:
     if _is_free(options.host, options.port):
         return options.port, None
     if options.port_is_fixed or options.on_space:
-        raise LaunchError(f"Port {options.port} is already in use: stop what uses it or choose another with --port.")
+        raise LaunchError(
+            f"Port {options.port} is already in use: stop what uses it or choose another with --port."
+        )
     last = min(options.port + PORTS_TO_TRY, 65535)
     for port in range(options.port + 1, last + 1):
         if _is_free(options.host, port):

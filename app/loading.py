@@ -57,7 +57,9 @@ class Loader:
             self.state = LoadingState(str(error), failed=True)
         except Exception as error:  # whatever it is, the page must not wait for ever
             log.exception("Loading failed")
-            self.state = LoadingState(f"The models could not be loaded ({type(error).__name__}: {error}).", failed=True)
+            self.state = LoadingState(
+                f"The models could not be loaded ({type(error).__name__}: {error}).", failed=True
+            )
         finally:
             with self._lock:
                 self._running = False

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 
-SERIF = ["Charter", "Iowan Old Style", "Palatino Linotype", "Source Serif 4", "Georgia", "DejaVu Serif", "serif"]
+SERIF = [
+    "Charter",
+    "Iowan Old Style",
+    "Palatino Linotype",
+    "Source Serif 4",
+    "Georgia",
+    "DejaVu Serif",
+    "serif",
+]
 SANS = ["ui-sans-serif", "system-ui", "Segoe UI", "Helvetica Neue", "Arial", "sans-serif"]
 MONO = ["ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 
@@ -142,7 +150,7 @@ def serve(options: Options, port: int) -> None:
 
 
 def load_engine(progress: Progress) -> object:
-    """The embedded pair's engine. torch is imported here, in the loading thread, so that the page is up sooner."""
+    """The embedded pair's engine. torch is imported here, in the loading thread: the page is up sooner."""
     progress("Starting PyTorch.", None)
     from core.engine import Engine
     from core.models.embedded import load_embedded

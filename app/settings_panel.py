@@ -39,7 +39,10 @@ def build() -> SettingsPanel:
     """Lay the panel out in the current Gradio block."""
     gr.HTML("<h2 class='panel-title'>Settings</h2>", apply_default_css=False)
     speculate = gr.Checkbox(
-        True, label="Speculative decoding", info="Off: the target writes alone, one token a pass.", elem_id="speculate"
+        True,
+        label="Speculative decoding",
+        info="Off: the target writes alone, one token a pass.",
+        elem_id="speculate",
     )
     num_draft_tokens = gr.Slider(
         0,
@@ -51,7 +54,12 @@ def build() -> SettingsPanel:
         elem_id="num-draft-tokens",
     )
     temperature = gr.Slider(
-        0, 2, DEFAULTS.temperature, step=0.05, label="Temperature", info="0 always takes the most likely token."
+        0,
+        2,
+        DEFAULTS.temperature,
+        step=0.05,
+        label="Temperature",
+        info="0 always takes the most likely token.",
     )
     with gr.Row():
         top_k = gr.Textbox("0", label="Top-k", info="k likeliest; 0 is off.", min_width=110, elem_id="top-k")
@@ -69,7 +77,13 @@ def build() -> SettingsPanel:
         seed = gr.Textbox(
             "", label="Seed", info="Blank: a new one.", min_width=110, placeholder="random", elem_id="seed"
         )
-    stop = gr.Textbox("", label="Stop strings", info="One a line; the reply ends before it.", lines=2, elem_id="stop-strings")
+    stop = gr.Textbox(
+        "",
+        label="Stop strings",
+        info="One a line; the reply ends before it.",
+        lines=2,
+        elem_id="stop-strings",
+    )
     domain = gr.Dropdown(
         [(DOMAIN_NAMES.get(name, name.capitalize()), name) for name in ("auto", *DOMAINS)],
         value="auto",
@@ -78,12 +92,28 @@ def build() -> SettingsPanel:
         elem_id="domain",
     )
     system = gr.Textbox(
-        "", label="System prompt", info="Told to the model before the conversation.", lines=2, max_lines=8, elem_id="system"
+        "",
+        label="System prompt",
+        info="Told to the model before the conversation.",
+        lines=2,
+        max_lines=8,
+        elem_id="system",
     )
     record = gr.Checkbox(
         True, label="Record", info="Keep replies, rounds and tokens in the database.", elem_id="record"
     )
-    inputs = [speculate, num_draft_tokens, temperature, top_k, top_p, max_new_tokens, seed, stop, domain, record]
+    inputs = [
+        speculate,
+        num_draft_tokens,
+        temperature,
+        top_k,
+        top_p,
+        max_new_tokens,
+        seed,
+        stop,
+        domain,
+        record,
+    ]
     return SettingsPanel(system, record, inputs)
 
 

@@ -107,7 +107,9 @@ class ToyEngine:
 
 
 class ToyGeneration:
-    def __init__(self, engine: ToyEngine, prompt_ids: list[int], settings: Settings, cancel, domain: str) -> None:
+    def __init__(
+        self, engine: ToyEngine, prompt_ids: list[int], settings: Settings, cancel, domain: str
+    ) -> None:
         self.engine, self.prompt_ids, self.settings, self.cancel = engine, prompt_ids, settings, cancel
         self.prompt_tokens, self.prefill_seconds, self.reply = len(prompt_ids), None, None
         self._domains = DomainTracker(domain)
@@ -118,6 +120,9 @@ class ToyGeneration:
 
     def __next__(self) -> Round:
         return next(self._rounds)
+
+    def close(self) -> None:
+        self._rounds.close()
 
     def _run(self) -> Iterator[Round]:
         rounds: list[Round] = []
@@ -168,7 +173,15 @@ class ToyGeneration:
         for place, fate in enumerate(fates):
             emits = fate not in (Fate.REJECTED, Fate.DISCARDED)
             id = ids[take] if emits else wrong
-            tokens.append(self._token(place, id, fate, kept if fate is Fate.RESAMPLED else place, emitted + take if emits else None))
+            tokens.append(
+                self._token(
+                    place,
+                    id,
+                    fate,
+                    kept if fate is Fate.RESAMPLED else place,
+                    emitted + take if emits else None,
+                )
+            )
             take += emits
         text = "".join(token.text for token in tokens if token.emitted)
         return (
@@ -247,8 +260,8 @@ def primes(n: int) -> list[int]:
     return found
 ```
 
-Two things I have learned here. First, silence is not empty; second, $3 buys a week of oil. Write soon, and tell
-me whether the orchard at \\(x = 4\\) still stands.
+Two things I have learned here. First, silence is not empty; second, $3 buys a week of oil. Write soon, and
+tell me whether the orchard at \\(x = 4\\) still stands.
 """
 
 

@@ -1,0 +1,340 @@
+"""Conversations, and the writing of replies into view, figures and record, with a scripted engine."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from app.conversation import Conversation, Desk, Refused
+from app.loading import Loader, LoadingState
+from core.records import Settings
+from core.store import Store
+from core.text import PromptError
+from tests.app.toy import ToyEngine
+
+SETTINGS = Settings(seed=7, num_draft_tokens=4)
+TEXT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen."
+
+
+class Loaded(Loader):
+    """A loader that has its engine already."""
+
+    def __init__(self, engine):
+        super().__init__(lambda progress: engine)
+        self.state = LoadingState("Ready.", 1.0, engine=engine)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "record.db")
+
+
+def desk_of(engine, store) -> Desk:
+    return Desk(Loaded(engine), store)
+
+
+def ask(desk: Desk, conversation: Conversation, question: str, settings=SETTINGS, record=True):
+    """Ask and wait for the end, as the page does."""
+    conversation.claim()
+    try:
+        answer = desk.ask(conversation, question, settings, "auto", record)
+        assert answer.done.wait(10)
+        return answer
+    finally:
+        conversation.release()
+
+
+def drawn(conversation: Conversation) -> list[list]:
+    return [json.loads(line) for line in conversation.drawn().splitlines()]
+
+
+def emitted_text(records: list[list]) -> str:
+    return "".join(
+        token[1] for record in records if record[0] == "r" for token in record[3] if token[0] not in "rd"
+    )
+
+
+def test_a_question_is_answered_drawn_counted_and_recorded(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    answer = ask(desk, conversation, "Count, please.")
+    assert answer.text == TEXT and answer.finish_reason == "eos_token"
+    records = drawn(conversation)
+    assert records[0] == ["u", "Count, please."] and records[-1][:3] == ["e", len(TEXT), "eos_token"]
+    assert emitted_text(records) == TEXT
+    figures = answer.figures()
+    assert figures.drafted == figures.accepted + figures.rejected + figures.discarded
+    assert figures.emitted == figures.accepted + figures.resampled + figures.bonus + figures.plain
+    stored = store.conversation(conversation.key)
+    assert [message.content for message in stored.messages] == ["Count, please.", TEXT]
+    assert stored.messages[1].replies[0].figures == figures
+
+
+def test_rounds_are_on_record_while_the_reply_is_written(store):
+    gate = threading.Event()
+    desk = desk_of(ToyEngine(TEXT, gate=gate), store)
+    conversation = desk.new()
+    conversation.claim()
+    answer = desk.ask(conversation, "Count.", SETTINGS, "auto", True)
+    try:
+        while len(answer.rounds) < 2:
+            assert not answer.done.wait(0.001)
+        assert not answer.done.is_set()
+        with sqlite3.connect(store.path) as connection:
+            assert connection.execute("SELECT count(*) FROM rounds").fetchone()[0] == 2
+    finally:
+        gate.set()
+        conversation.release()
+
+
+def test_the_view_only_grows_while_a_reply_streams(store):
+    gate = threading.Event()
+    desk = desk_of(ToyEngine(TEXT, gate=gate), store)
+    conversation = desk.new()
+    conversation.claim()
+    answer = desk.ask(conversation, "Count.", SETTINGS, "auto", False)
+    while len(answer.rounds) < 2:
+        assert not answer.done.wait(0.001)
+    half = conversation.drawn()
+    gate.set()
+    assert answer.done.wait(10)
+    whole = conversation.drawn()
+    conversation.release()
+    assert whole.startswith(half) and len(whole) > len(half)
+    assert whole == conversation.drawn()
+
+
+def test_stop_keeps_what_was_said_and_the_next_message_goes_through(store):
+    engine = ToyEngine(TEXT, gate=threading.Event())
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    conversation.claim()
+    answer = desk.ask(conversation, "Count.", SETTINGS, "auto", True)
+    while len(answer.rounds) < 2:
+        assert not answer.done.wait(0.001)
+    conversation.stop()
+    assert answer.done.wait(10)
+    conversation.release()
+    assert answer.finish_reason == "cancelled" and not engine.busy
+    assert answer.text and TEXT.startswith(answer.text)
+    assert store.conversation(conversation.key).messages[1].content == answer.text
+    engine.gate.set()
+    assert ask(desk, conversation, "Go on.").text == TEXT
+    assert f"<assistant>{answer.text}</assistant>" in engine.prompts[-1]
+
+
+def test_a_second_reply_waits_for_one_that_was_stopped_but_not_for_one_that_goes_on(store):
+    engine = ToyEngine(TEXT, gate=threading.Event())
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    conversation.claim()
+    answer = desk.ask(conversation, "Count.", SETTINGS, "auto", False)
+    with pytest.raises(Refused, match="still being written"):
+        conversation.claim()
+    conversation.stop()
+    threading.Timer(0.05, conversation.release).start()
+    conversation.claim()  # returns when the first was given back
+    assert answer.done.is_set()
+    conversation.release()
+
+
+def test_a_closed_tab_ends_the_reply_and_frees_the_engine(store):
+    engine = ToyEngine(TEXT, gate=threading.Event())
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    conversation.claim()
+    answer = desk.ask(conversation, "Count.", SETTINGS, "auto", True)
+    conversation.release()  # what a handler's ``finally`` does
+    assert answer.done.is_set() and answer.finish_reason == "cancelled" and not engine.busy
+
+
+def test_an_error_in_the_middle_keeps_what_was_said(store):
+    desk = desk_of(ToyEngine(TEXT, fail_after=2), store)
+    conversation = desk.new()
+    answer = ask(desk, conversation, "Count.")
+    assert answer.finish_reason == "error"
+    assert answer.reply.error == "The target gave no usable distribution."
+    assert answer.text and TEXT.startswith(answer.text)
+    assert drawn(conversation)[-1][2] == "error"
+
+
+def test_a_fault_of_ours_ends_the_reply_with_a_sentence_and_frees_the_engine(store, monkeypatch):
+    engine = ToyEngine(TEXT)
+    desk = desk_of(engine, store)
+
+    def broken(key, round):
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(store, "add_round", broken)
+    answer = ask(desk, desk.new(), "Count.")
+    assert answer.finish_reason == "error" and "a fault" in answer.error and not engine.busy
+
+
+def test_regenerating_replaces_the_reply_and_keeps_the_old_one_on_record(store):
+    replies = iter(["First.", "Second."])
+    engine = ToyEngine(lambda question: next(replies))
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    ask(desk, conversation, "Say something.")
+    conversation.claim()
+    answer = desk.again(conversation, SETTINGS, "auto", True)
+    assert answer.done.wait(10)
+    conversation.release()
+    assert emitted_text(drawn(conversation)) == "Second."
+    assert engine.prompts[0] == engine.prompts[1]
+    kinds = [(reply.kind, reply.text) for reply in store.conversation(conversation.key).messages[1].replies]
+    assert kinds == [("first", "First."), ("regenerated", "Second.")]
+
+
+def test_answering_plainly_repeats_prompt_seed_and_settings_with_k_0(store):
+    engine = ToyEngine(TEXT)
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    first = ask(desk, conversation, "Count.", Settings(seed=11, num_draft_tokens=3, temperature=0.5))
+    conversation.claim()
+    plain = desk.again_plainly(conversation, True)
+    assert plain.done.wait(10)
+    conversation.release()
+    assert plain.settings == Settings(seed=11, num_draft_tokens=0, temperature=0.5)
+    assert engine.prompts[0] == engine.prompts[1]
+    assert plain.figures().plain == plain.figures().emitted
+    speculative_figures, plain_figures, ratio = conversation.last.speedup
+    assert ratio == pytest.approx(speculative_figures.tokens_per_second / plain_figures.tokens_per_second)
+    assert conversation.last.shown == [first, plain]
+    captions = [record[3] for record in drawn(conversation) if record[0] == "s"]
+    assert f"{ratio:.2f}×" in captions[0] and "the target alone" in captions[1]
+    stored = store.conversation(conversation.key).messages[1].replies
+    assert [(reply.kind, reply.answers_reply_id) for reply in stored] == [
+        ("first", None),
+        ("plain", first.key),
+    ]
+    # What the conversation goes on from is the first reply, once.
+    ask(desk, conversation, "Go on.")
+    assert engine.prompts[-1].count(TEXT) == 1
+
+
+def test_nothing_to_repeat_is_said_in_words(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    for attempt in (
+        lambda: desk.again_plainly(conversation, True),
+        lambda: desk.again(conversation, SETTINGS, "auto", True),
+    ):
+        with pytest.raises(Refused, match="There is no reply"):
+            attempt()
+    ask(desk, conversation, "Count.", Settings(num_draft_tokens=0))
+    with pytest.raises(Refused, match="plainly already"):
+        desk.again_plainly(conversation, True)
+
+
+def test_a_message_that_is_too_long_changes_nothing(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    with pytest.raises(PromptError, match="too long"):
+        desk.ask(conversation, "word " * 3000, SETTINGS, "auto", True)
+    assert not conversation.turns and not conversation.recorded and store.list_conversations() == ()
+
+
+def test_two_sessions_do_not_mix(store):
+    engine = ToyEngine(lambda question: f"You said {question}")
+    desk = desk_of(engine, store)
+    a, b = desk.new(), desk.new()
+    ask(desk, a, "My word is APPLE.")
+    ask(desk, b, "My word is PEAR.")
+    ask(desk, a, "What is my word?")
+    assert "PEAR" not in engine.prompts[2] and "APPLE" in engine.prompts[2]
+    assert "PEAR" not in a.drawn() and "APPLE" not in b.drawn()
+    assert "PEAR" not in str(store.conversation(a.key))
+    assert desk.open("nobody") is None and desk.open(None) is None and desk.open({"a": 1}) is None
+
+
+def test_two_sessions_take_turns(store):
+    engine = ToyEngine(TEXT, gate=threading.Event())
+    desk = desk_of(engine, store)
+    a, b = desk.new(), desk.new()
+    a.claim()
+    first = desk.ask(a, "Count.", SETTINGS, "auto", False)
+    while len(first.rounds) < 2:
+        assert not first.done.wait(0.001)
+    b.claim()
+    second = desk.ask(b, "Count.", SETTINGS, "auto", False)
+    assert not second.done.wait(0.05) and not second.rounds and second.had_to_wait
+    engine.gate.set()
+    assert first.done.wait(10) and second.done.wait(10)
+    a.release()
+    b.release()
+    assert first.text == second.text == TEXT
+
+
+def test_after_a_restart_the_conversation_is_as_it_was(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    desk.set_system(conversation, "Be brief.")
+    ask(desk, conversation, "Count.")
+    conversation.claim()
+    assert desk.again_plainly(conversation, True).done.wait(10)
+    conversation.release()
+    again = desk_of(ToyEngine(TEXT), Store(store.path)).open(conversation.key)
+    assert again.drawn() == conversation.drawn()
+    assert again.system == "Be brief." and again.messages() == conversation.messages()
+    assert again.current.figures() == conversation.current.figures()
+    assert again.current.ttft_seconds == conversation.current.ttft_seconds
+    assert again.last.speedup[2] == pytest.approx(conversation.last.speedup[2])
+
+
+def test_details_are_found_by_a_replys_key_only(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    answer = ask(desk, conversation, "Count.", record=False)
+    count = sum(len(round.tokens) for round in answer.rounds)
+    assert desk.details(answer.key, 0)["fate"] == "accepted"
+    assert desk.details(answer.key, count - 1)["fate"]
+    for key, i in (("no such key", 0), (answer.key, count), (answer.key, -1)):
+        with pytest.raises(LookupError):
+            desk.details(key, i)
+
+
+def test_without_recording_nothing_is_written(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    ask(desk, conversation, "Count.", record=False)
+    assert store.list_conversations() == () and not conversation.recorded
+    ask(desk, conversation, "Again.", record=True)
+    assert [message.content for message in store.conversation(conversation.key).messages] == ["Again.", TEXT]
+
+
+def test_what_was_deleted_is_gone_from_memory_and_record(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    kept, gone = desk.new(), desk.new()
+    ask(desk, kept, "Keep this.")
+    answer = ask(desk, gone, "Forget this.")
+    key, reply_key = gone.key, answer.key
+    desk.forget(gone)
+    assert desk.open(key) is None and desk.open(kept.key) is kept
+    del gone, answer
+    gc.collect()
+    with pytest.raises(LookupError):
+        desk.details(reply_key, 0)
+    desk.forget_everything()
+    assert desk.open(kept.key) is None and store.list_conversations() == ()
+
+
+def test_the_system_prompt_reaches_the_model(store):
+    engine = ToyEngine(TEXT)
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    desk.set_system(conversation, "Be brief.")
+    ask(desk, conversation, "Count.")
+    assert engine.prompts[0].startswith("<system>Be brief.</system>")
+
+
+def test_a_lone_surrogate_does_not_stop_the_reply(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    assert ask(desk, conversation, "hi \ud83d").text == TEXT
+    conversation.drawn().encode()

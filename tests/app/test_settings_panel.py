@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import inspect
+
+import gradio as gr
+import pytest
+
+from app.settings_panel import build, read_settings
+from core.records import Settings
+from core.settings import SettingsError
+
+PANEL = {
+    "speculate": True,
+    "num_draft_tokens": 4,
+    "temperature": 0.7,
+    "top_k": "0",
+    "top_p": "1",
+    "max_new_tokens": "512",
+    "seed": "1",
+    "stop": "",
+    "domain": "auto",
+    "record": True,
+}
+
+
+def test_the_panel_as_it_is_first_shown_means_the_defaults():
+    with gr.Blocks(analytics_enabled=False):
+        panel = build()
+    values = [component.value for component in panel.inputs]
+    assert list(inspect.signature(read_settings).parameters) == list(PANEL)
+    choices = read_settings(*values)
+    assert choices.settings == Settings(seed=choices.settings.seed)
+    assert (choices.domain, choices.record) == ("auto", True)
+    assert all(component.info for component in [*panel.inputs, panel.system])
+
+
+def test_speculation_off_is_k_0():
+    assert read_settings(**{**PANEL, "speculate": False}).settings.num_draft_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("top_k", "many", "Top-k must be a whole number"),
+        ("top_p", "2", "Top-p must be a number"),
+        ("max_new_tokens", "0", "Maximum new tokens must be a whole number"),
+        ("seed", "1.5", "Seed must be a whole number"),
+        ("num_draft_tokens", 17, "Draft tokens \\(K\\) must be"),
+    ],
+)
+def test_a_bad_value_is_one_sentence(name, value, said):
+    with pytest.raises(SettingsError, match=said):
+        read_settings(**{**PANEL, name: value})
+
+
+def test_stop_strings_are_lines():
+    assert read_settings(**{**PANEL, "stop": "END\n\nSTOP"}).settings.stop == ("END", "STOP")
