@@ -238,9 +238,9 @@ def token_details(
     """All that the card of one token shows, as plain data for the page.
 
     ``token_index`` is the token's place in ``round.tokens``; ``decode`` gives one text for each id of a list.
-    Keys: ``fate``, ``sentence``, ``figures`` (a list of [name, value, meaning], values already written for
-    people) and ``top_p`` and ``top_q`` (lists of [text, probability, written probability, is this token];
-    the text is "" where an id has none, and the id is told instead).
+    Keys: ``fate``, ``sentence``, ``round``, ``figures`` (a list of [name, value, meaning], values already
+    written for people), ``titles`` (of the two lists that follow), ``top_p`` and ``top_q`` (lists of [text,
+    probability, written probability, is this token]; an id without text is told as "id 7").
     """
     token = round.tokens[token_index]
     ids = list(dict.fromkeys(id for id, _ in (*token.top_p, *token.top_q)))
@@ -269,6 +269,9 @@ def token_details(
         "sentence": explain(token, round, temperature, texts),
         "round": f"round {round.index + 1}, K = {round.num_draft_tokens} ({reason}), token id {token.id}",
         "figures": figures,
+        "titles": ["target, p", "draft, q"]
+        if temperature
+        else ["target at temperature 1", "draft at temperature 1"],
         "top_p": top(token.top_p),
         "top_q": top(token.top_q),
     }

@@ -1,10 +1,10 @@
 """The redline view: a conversation at reading size, every token in the colour of its fate.
 
 ``RedlineView`` makes a ``gr.HTML`` whose value is an append-only string, one JSON array a line, made by
-joining what ``encode_user``, ``encode_reply_start``, ``encode_round`` and ``encode_reply_end`` return. Its own
-script (``assets/token_view.js``) draws it with ``textContent`` alone: the template is fixed, and nothing a
-model or a person wrote is ever part of a template, of HTML or of an attribute. While a reply streams only the
-new lines travel. What a card shows is fetched when it opens, from the ``details`` callable.
+joining what ``encode_user``, ``encode_reply_start``, ``encode_round`` and ``encode_reply_end`` return. Its
+own script (``assets/token_view.js``) draws it with ``textContent`` alone: the template is fixed, and nothing
+a model or a person wrote is ever part of a template, of HTML or of an attribute. While a reply streams only
+the new lines travel. What a card shows is fetched when it opens, from the ``details`` callable.
 
 It knows no engine and no database. ``python -m app.token_view`` shows a scripted stream on 127.0.0.1.
 """
@@ -70,7 +70,10 @@ def encode_round(round: Round) -> str:
 
 
 def encode_reply_end(
-    visible_chars: int | None = None, finish_reason: str | None = None, tail: str = "", error: str | None = None
+    visible_chars: int | None = None,
+    finish_reason: str | None = None,
+    tail: str = "",
+    error: str | None = None,
 ) -> str:
     """The end of a reply, with the fields of ``Reply`` of the same names.
 
@@ -115,9 +118,9 @@ def RedlineView(value: str = "", *, details: Callable[[str, int], dict], **kw: o
 _SCRIPT = (  # (text, monospaced)
     (
         "Speculative decoding lets a small model write ahead and a big one edit, as an editor redlines a "
-        "manuscript. The draft proposes a few tokens; the target reads them all in one pass, keeps what it would "
-        "have written itself, and corrects the first word it does not agree with. Nothing is lost: what remains is "
-        "distributed exactly as the target alone would have written it 🙂.\n\nIn Python, ",
+        "manuscript. The draft proposes a few tokens; the target reads them all in one pass, keeps what it "
+        "would have written itself, and corrects the first word it does not agree with. Nothing is lost: "
+        "what remains is distributed exactly as the target alone would have written it 🙂.\n\nIn Python, ",
         False,
     ),
     ("`u * q < p`", True),
@@ -130,8 +133,8 @@ _SCRIPT = (  # (text, monospaced)
     ),
     (
         "\n\nTwo things follow. A draft that agrees often makes the reply faster; a draft that never agrees "
-        "makes it slower, but it cannot make it worse. That is why the colours matter: they show, word by word, "
-        "whether this draft pays off with this target, on this kind of text.",
+        "makes it slower, but it cannot make it worse. That is why the colours matter: they show, word by "
+        "word, whether this draft pays off with this target, on this kind of text.",
         False,
     ),
 )

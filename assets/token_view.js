@@ -86,7 +86,6 @@ let reply = null;  // the reply being drawn
 function draw() {
   const value = props.value || '';
   const end = value.lastIndexOf('\n') + 1;
-  if (end === seen.length && value.startsWith(seen)) return;
   if (!value.startsWith(seen)) reset();
   for (const line of value.slice(seen.length, end).split('\n')) if (line) add(JSON.parse(line));
   seen = value.slice(0, end);
@@ -346,7 +345,7 @@ function showCard(token, details) {
       figures.append(pair);
     }
     const tops = make('div', 'rl-tops');
-    tops.append(topList('rl-target', 'target, p', details.top_p), topList('rl-draft', 'draft, q', details.top_q));
+    tops.append(topList('rl-target', details.titles[0], details.top_p), topList('rl-draft', details.titles[1], details.top_q));
     parts.push(make('p', 'rl-why', details.sentence), make('p', 'rl-round', details.round), figures, tops);
   } else {
     parts.push(make('p', 'rl-why', 'The figures of this token are not at hand.'));

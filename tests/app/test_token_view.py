@@ -239,6 +239,7 @@ def test_undefined_figures_are_dashes_and_p_raw_comes_with_temperature_zero() ->
     assert {value for name, value, _ in details["figures"] if name != "position"} == {"–"}
     assert [name for name, _, _ in details["figures"]][1] == "p_raw"
     assert details["top_p"] == details["top_q"] == []
+    assert details["titles"] == ["target at temperature 1", "draft at temperature 1"]
 
 
 def test_locate_counts_every_token_of_every_round() -> None:
