@@ -20,13 +20,18 @@ class SettingsError(ValueError):
     """A setting that cannot be used; the message is one sentence that says what to do."""
 
 
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def _number(name: str, value: object, low: float, high: float) -> float:
     try:
         number = float(str(value).strip())
     except ValueError:
         number = math.nan
     if not low <= number <= high:
-        raise SettingsError(f"{name} must be a number from {low:g} to {high:g}, not {value!r}.")
+        raise SettingsError(f"{name} must be a number from {low:g} to {high:g}, not {_shown(value)}.")
     return number
 
 
@@ -41,7 +46,7 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
             as_float = math.nan
         number = int(as_float) if math.isfinite(as_float) and as_float.is_integer() else None
     if number is None or not low <= number <= high:
-        raise SettingsError(f"{name} must be a whole number from {low} to {high}, not {value!r}.")
+        raise SettingsError(f"{name} must be a whole number from {low} to {high}, not {_shown(value)}.")
     return number
 
 
@@ -59,7 +64,7 @@ def parse_stop(value: object) -> tuple[str, ...]:
     """Stop strings from a list, or from text with one stop string a line; empty ones are dropped."""
     if value is None:
         return ()
-    lines = value.split("\n") if isinstance(value, str) else list(value)
+    lines = value.replace("\r\n", "\n").split("\n") if isinstance(value, str) else list(value)
     return tuple(line for line in dict.fromkeys(str(line) for line in lines) if line)
 
 
