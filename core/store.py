@@ -206,6 +206,11 @@ _ROUND_NAMES = tuple(f.name for f in fields(Round) if f.name != "tokens")
 _TOKEN_NAMES = tuple(f.name for f in fields(Token))
 _INSERT_ROUND = _insert("rounds", ("reply_id", *_ROUND_NAMES))
 _INSERT_TOKEN = _insert("tokens", ("round_id", *_TOKEN_NAMES))
+_SELECT_TOKENS = (
+    "SELECT "
+    + ", ".join(f'"{name}"' for name in _TOKEN_NAMES)
+    + ' FROM tokens WHERE round_id = ? ORDER BY "index"'
+)
 
 
 def _round_row(reply_id: str, round_: Round) -> tuple:
@@ -224,9 +229,9 @@ def _token_row(round_id: int, token: Token) -> tuple:
     return (round_id, *values.values())
 
 
-def token_from_row(row: sqlite3.Row) -> Token:
-    """The token of a row of ``tokens``."""
-    values = {name: row[name] for name in _TOKEN_NAMES}
+def _token_from_row(row: tuple) -> Token:
+    """The token of a row that holds the columns ``_TOKEN_NAMES``."""
+    values = dict(zip(_TOKEN_NAMES, row, strict=True))
     values["fate"] = Fate(values["fate"])
     values["top_p"] = unpack_top(values["top_p"])
     values["top_q"] = unpack_top(values["top_q"])
@@ -283,18 +288,15 @@ def _open_for_reading(path: Path) -> sqlite3.Connection:
 
 def read_rounds(connection: sqlite3.Connection, reply_id: str) -> Iterator[Round]:
     """The rounds of a reply in order, each built when it is asked for."""
-    rounds = connection.execute('SELECT * FROM rounds WHERE reply_id = ? ORDER BY "index"', [reply_id])
-    for row in rounds:
-        tokens = connection.execute('SELECT * FROM tokens WHERE round_id = ? ORDER BY "index"', [row["id"]])
-        yield Round(tokens=tuple(map(token_from_row, tokens)), **{name: row[name] for name in _ROUND_NAMES})
+    tokens_of = connection.cursor()
+    tokens_of.row_factory = None  # plain tuples: half the time of a long reply goes into its tokens
+    for row in connection.execute('SELECT * FROM rounds WHERE reply_id = ? ORDER BY "index"', [reply_id]):
+        tokens = tuple(map(_token_from_row, tokens_of.execute(_SELECT_TOKENS, [row["id"]])))
+        yield Round(tokens=tokens, **{name: row[name] for name in _ROUND_NAMES})
 
 
-def ending(row: sqlite3.Row, last_round_finish_reason: str | None) -> str:
-    """How a reply ended: as its row says, else as its last round says, else ``interrupted``."""
-    return row["finish_reason"] or last_round_finish_reason or INTERRUPTED
-
-
-def _reply_from(row: sqlite3.Row, rounds: tuple[Round, ...]) -> StoredReply:
+def reply_from_row(row: sqlite3.Row, rounds: tuple[Round, ...]) -> StoredReply:
+    """The reply of a row of ``replies`` and its rounds; see StoredReply for one without an end on record."""
     settings = {name: row[name] for name in _SETTING_NAMES}
     settings["stop"] = tuple(json.loads(settings["stop"]))
     text, visible_chars = row["text"], row["visible_chars"]
@@ -308,7 +310,7 @@ def _reply_from(row: sqlite3.Row, rounds: tuple[Round, ...]) -> StoredReply:
     values.update(
         settings=Settings(**settings),
         pair=PairInfo(**{name: row[name] for name in _PAIR_NAMES}),
-        finish_reason=ending(row, finished),
+        finish_reason=row["finish_reason"] or finished or INTERRUPTED,
         text=text,
         visible_chars=visible_chars,
         tail=row["tail"] or "",
@@ -326,7 +328,7 @@ def _conversation(connection: sqlite3.Connection, conversation_id: str) -> Store
         "SELECT * FROM replies WHERE conversation_id = ? ORDER BY message_id, number", [conversation_id]
     ):
         rounds = tuple(read_rounds(connection, reply["id"]))
-        replies.setdefault(reply["message_id"], []).append(_reply_from(reply, rounds))
+        replies.setdefault(reply["message_id"], []).append(reply_from_row(reply, rounds))
     messages = []
     for message in connection.execute(
         "SELECT * FROM messages WHERE conversation_id = ? ORDER BY number", [conversation_id]

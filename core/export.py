@@ -1,0 +1,285 @@
+"""The record as CSV: sessions, replies, rounds or tokens.
+
+    python -m core.export --what sessions|replies|rounds|tokens --out FILE [--session ID] [--db FILE]
+
+Knows the store and the metrics. Every figure is computed anew from the rounds on record, so that a reply
+without an end has its figures too, and the identities of ``core.metrics`` hold in every row that has counts.
+
+The format: UTF-8 with one byte order mark, so that Excel sees that it is UTF-8 (``encoding="utf-8-sig"``
+reads it elsewhere); RFC 4180, that is commas, CRLF, and double quotes where a cell needs them; a header
+always; undefined figures empty; numbers as numbers with a decimal point, yes and no as 1 and 0, lists as JSON
+text.
+
+**Text that a spreadsheet would run as a formula** gets one apostrophe in front: text that begins with ``=``,
+``+``, ``-`` or ``@`` (or their full-width forms), also behind white space and quotation marks, and text that
+begins with a tab or a line break, also behind quotation marks. Numbers are never touched. To get the text
+back, take one apostrophe away where what follows it begins like that. The database keeps the raw text.
+
+What a row is:
+
+- ``sessions``: the column ``row`` says. ``session``: one for each conversation in which something was said,
+  over all its replies; ``reply``: one for each reply; ``domain``: one for each domain that occurs in a reply.
+  To add up or average, keep one kind of row: the others repeat the same tokens. Settings stand in reply and
+  domain rows; what is measured once a reply (prefill, time to first token, ...) in reply rows only.
+- ``replies``: one a reply, with its question and its visible text.
+- ``rounds``: one a round, ``domain`` that of its first token.
+- ``tokens``: one a token, drafted ones that were not kept included.
+
+``session_id``, ``reply_id``, ``round_index`` and ``index`` join the files. A ``finish_reason`` of
+``interrupted`` says that no end is on record: the process was killed, or the reply is still being written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import json
+import os
+import re
+import sqlite3
+import sys
+import uuid
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+from core.metrics import FIGURE_NAMES, Tally, by_domain, round_domain
+from core.records import Fate, PairInfo, Round, Settings, Token
+from core.store import (
+    Store,
+    StoredReply,
+    StoreError,
+    default_path,
+    read_rounds,
+    reading,
+    reply_from_row,
+    unpack_top,
+)
+
+Row = dict[str, object]
+
+_MADE_WITH = (
+    "domain_choice",
+    *(f.name for f in fields(Settings)),
+    "exact",
+    *(f.name for f in fields(PairInfo)),
+)
+_ORIGIN = ("session_id", "reply_id", "kind", "answers_reply_id")
+_ONCE = ("prompt_tokens", "prefill_seconds", "ttft_seconds", "seconds", "finish_reason", "error")
+_ROUND = tuple(f.name for f in fields(Round) if f.name not in ("index", "tokens"))
+_TOKEN = tuple(f.name for f in fields(Token))
+_COUNTS = ("drafted", *(fate.value for fate in Fate), "emitted")
+
+COLUMNS: dict[str, tuple[str, ...]] = {
+    "sessions": (
+        "row", *_ORIGIN, "domain", "created", "replies", *FIGURE_NAMES, *_ONCE, *_MADE_WITH,
+    ),
+    "replies": (
+        *_ORIGIN, "created", "system_prompt", "question", "visible_text", *FIGURE_NAMES, *_ONCE, *_MADE_WITH,
+    ),
+    "rounds": ("session_id", "reply_id", "round_index", "domain", *_COUNTS, *_ROUND),
+    "tokens": ("session_id", "reply_id", "round_index", *_TOKEN),
+}  # fmt: skip
+
+# Closed under one more apostrophe in front, which is what makes neutralising reversible.
+_FORMULA = re.compile(r"""[\s\ufeff"']*[=+\-@＝＋－＠]|["']*[\t\r\n]""")
+
+
+class ExportError(Exception):
+    """An export that cannot be made; the message is one sentence."""
+
+
+def neutralise(text: str) -> str:
+    """``text`` with an apostrophe in front where a spreadsheet might take it for a formula."""
+    return f"'{text}" if _FORMULA.match(text) else text
+
+
+def _cell(value: object) -> object:
+    if isinstance(value, str):
+        return neutralise(value)
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (tuple, list)):
+        return neutralise(json.dumps(value, ensure_ascii=False)) if value else None
+    return value  # numbers, and None, which csv writes as an empty cell
+
+
+# --- Rows --------------------------------------------------------------------------------------------------
+
+
+def _replies(connection: sqlite3.Connection, session_id: str | None) -> Iterator[sqlite3.Row]:
+    return connection.execute(
+        """
+        SELECT replies.*, conversations.id AS session_id, replies.id AS reply_id, question.content AS question
+        FROM replies
+        JOIN conversations ON conversations.id = replies.conversation_id
+        JOIN messages AS answer ON answer.id = replies.message_id
+        LEFT JOIN messages AS question ON question.id = answer.parent_id
+        WHERE :session IS NULL OR conversations.id = :session
+        ORDER BY conversations.created, conversations.rowid, answer.number, replies.number
+        """,
+        {"session": session_id},
+    )
+
+
+def _described(reply: sqlite3.Row) -> Row:
+    """What a row says of where its reply comes from and how it was made."""
+    row: Row = {name: reply[name] for name in (*_ORIGIN, "created", *_MADE_WITH)}
+    if row["stop"] == "[]":
+        row["stop"] = None
+    return row
+
+
+def _once(reply: StoredReply) -> Row:
+    return {name: getattr(reply, name) for name in _ONCE}
+
+
+def _reply_rows(connection: sqlite3.Connection, session_id: str | None) -> Iterator[Row]:
+    for reply in _replies(connection, session_id):
+        stored = reply_from_row(reply, tuple(read_rounds(connection, reply["reply_id"])))
+        yield {
+            **_described(reply),
+            "system_prompt": reply["system_prompt"],
+            "question": reply["question"],
+            "visible_text": stored.visible_text,
+            **stored.figures.as_row(),
+            **_once(stored),
+        }
+
+
+def _session_rows(connection: sqlite3.Connection, session_id: str | None) -> Iterator[Row]:
+    """Each session's own row, then its replies', each followed by its domains'. Holds one session's rows."""
+    sessions = connection.execute(
+        """
+        SELECT id, created FROM conversations AS c
+        WHERE (:session IS NULL OR id = :session)
+            AND EXISTS (SELECT 1 FROM messages WHERE conversation_id = c.id)
+        ORDER BY created, rowid
+        """,
+        {"session": session_id},
+    )
+    for session in sessions:
+        whole, rows, replies = Tally(), [], 0
+        for reply in _replies(connection, session["id"]):
+            replies += 1
+            stored = reply_from_row(reply, tuple(read_rounds(connection, reply["reply_id"])))
+            described = _described(reply)
+            rows.append({"row": "reply", **described, **stored.figures.as_row(), **_once(stored)})
+            for domain, figures in by_domain(stored.rounds).items():
+                rows.append({"row": "domain", **described, "domain": domain, **figures.as_row()})
+            for round_ in stored.rounds:
+                whole.add(round_)
+        yield {
+            "row": "session",
+            "session_id": session["id"],
+            "created": session["created"],
+            "replies": replies,
+            **whole.figures().as_row(),
+        }
+        yield from rows
+
+
+def _round_rows(connection: sqlite3.Connection, session_id: str | None) -> Iterator[Row]:
+    for reply in _replies(connection, session_id):
+        for round_ in read_rounds(connection, reply["reply_id"]):
+            yield {
+                "session_id": reply["session_id"],
+                "reply_id": reply["reply_id"],
+                "round_index": round_.index,
+                "domain": round_domain(round_),
+                "drafted": round_.drafted,
+                **{fate.value: round_.count(fate) for fate in Fate},
+                "emitted": round_.emitted,
+                **{name: getattr(round_, name) for name in _ROUND},
+            }
+
+
+def _token_rows(connection: sqlite3.Connection, session_id: str | None) -> Iterator[Row]:
+    # Straight from the table: no figure is computed, and there are many rows.
+    columns = ", ".join(f'tokens."{name}"' for name in _TOKEN)
+    for reply in _replies(connection, session_id):
+        tokens = connection.execute(
+            f'SELECT rounds."index", {columns} FROM rounds JOIN tokens ON round_id = rounds.id '
+            'WHERE reply_id = ? ORDER BY rounds."index", tokens."index"',
+            [reply["reply_id"]],
+        )
+        for token in tokens:
+            row = dict(zip(("round_index", *_TOKEN), token, strict=True))
+            row.update(session_id=reply["session_id"], reply_id=reply["reply_id"])
+            row.update(top_p=unpack_top(row["top_p"]), top_q=unpack_top(row["top_q"]))
+            yield row
+
+
+_ROWS = {"sessions": _session_rows, "replies": _reply_rows, "rounds": _round_rows, "tokens": _token_rows}
+
+
+# --- Files -------------------------------------------------------------------------------------------------
+
+
+def write_csv(
+    source: Store | str | os.PathLike, what: str, out: str | os.PathLike, conversation_id: str | None = None
+) -> int:
+    """Writes one of ``COLUMNS`` to the file ``out``, all of it or nothing, and returns the number of rows.
+
+    ``source`` is a store or a database's path. Rows go to the file as they are read, from one consistent
+    state of the database. An existing file is replaced. Raises ExportError with one sentence.
+    """
+    if what not in COLUMNS:
+        raise ExportError(f"What to export is one of {', '.join(COLUMNS)}, not {what!r}.")
+    out, path = Path(out), source.path if isinstance(source, Store) else Path(source)
+    try:
+        with reading(path) as connection:
+            if conversation_id is not None:
+                found = connection.execute("SELECT 1 FROM conversations WHERE id = ?", [conversation_id])
+                if found.fetchone() is None:
+                    raise ExportError(f"There is no session {conversation_id} in {path}.")
+            rows = _ROWS[what](connection, conversation_id)
+            return _write(out, COLUMNS[what], rows)
+    except StoreError as error:
+        raise ExportError(str(error)) from error
+    except sqlite3.Error as error:
+        raise ExportError(f"The database {path} cannot be read to its end: {error}.") from error
+    except OSError as error:
+        raise ExportError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}.") from error
+
+
+def _write(out: Path, columns: tuple[str, ...], rows: Iterator[Row]) -> int:
+    if out.is_dir():
+        raise ExportError(f"{out} is a folder: name a file in it.")
+    # Beside the goal, so that taking its place at the end is one step on one file system.
+    part = out.with_name(f".{out.name}.{uuid.uuid4().hex}.part")
+    written = 0
+    try:
+        with open(part, "w", encoding="utf-8-sig", newline="") as file:
+            writer = csv.writer(file, lineterminator="\r\n")
+            writer.writerow(columns)
+            for written, row in enumerate(rows, 1):  # noqa: B007 - the count is what is returned
+                writer.writerow([_cell(row.get(column)) for column in columns])
+        os.replace(part, out)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
+    return written
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status, 2 where nothing could be exported."""
+    parser = argparse.ArgumentParser(prog="python -m core.export", description="Write the record as CSV.")
+    parser.add_argument("--what", required=True, choices=tuple(COLUMNS))
+    parser.add_argument("--out", required=True, metavar="FILE")
+    parser.add_argument("--session", metavar="ID", help="only this conversation")
+    parser.add_argument("--db", metavar="FILE", default=default_path(), help="default: %(default)s")
+    given = parser.parse_args(arguments)
+    try:
+        written = write_csv(given.db, given.what, given.out, given.session)
+    except ExportError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(f"{written} rows written to {given.out}.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
