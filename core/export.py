@@ -98,8 +98,6 @@ def neutralise(text: str) -> str:
 def _cell(value: object) -> object:
     if isinstance(value, str):
         return neutralise(value)
-    if isinstance(value, bool):
-        return int(value)
     if isinstance(value, (tuple, list)):
         return neutralise(json.dumps(value, ensure_ascii=False)) if value else None
     return value  # numbers, and None, which csv writes as an empty cell
