@@ -358,6 +358,8 @@ function showCard(token, details) {
   if (card.popover && !card.matches(':popover-open')) card.showPopover();
   card.scrollTop = 0;
   placeCard(token);
+  // A sheet must not cover the token it speaks of.
+  if (card.offsetWidth >= innerWidth) scroller().scrollTop += Math.max(0, token.el.getBoundingClientRect().bottom + 12 - card.getBoundingClientRect().top);
 }
 
 // Below the token where there is room, else above; never outside the window. (Narrow windows: a sheet, by style.)
@@ -397,9 +399,8 @@ const tokenAt = (event) => event.target.closest?.('.rl-view .rl-t')?.place ?? -1
 view.addEventListener('pointerover', (event) => {
   if (event.pointerType === 'touch') return;
   const place = tokenAt(event);
-  if (place < 0) return;
+  if (place < 0 || pinned) return;
   light(tokens[place].round);
-  if (pinned) return;
   clearTimeout(timer);
   if (place !== current || card.hidden) timer = setTimeout(() => open(place, true), HOVER_MS);
 });
