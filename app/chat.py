@@ -29,6 +29,7 @@ from core.text import PromptError
 TICK = 0.05  # seconds between looks at a reply in progress
 FIGURES_EVERY = 0.25
 PLOT_EVERY = 1.0
+SIGN_OF_LIFE_EVERY = 1.0  # a handler is told that its tab was closed only when it yields
 REPLIES_AT_ONCE = 16  # they wait for the engine here, where they can be stopped and say that they wait
 
 READ, REDLINE = "read", "redline"
@@ -400,7 +401,8 @@ class Chat:
             conversation.release()
 
     def _follow(self, conversation: Conversation, answer: Answer) -> Iterator[dict]:
-        seen, said, figures_at, plot_at, ended = 0, "", 0.0, time.monotonic(), False
+        seen, said, figures_at, ended = 0, "", 0.0, False
+        plot_at = yielded_at = time.monotonic()
         while not ended:
             ended = answer.done.wait(TICK)
             update: dict = {}
@@ -419,7 +421,8 @@ class Chat:
             status = self._status(answer)
             if status != said:
                 update[self.status] = said = status
-            if update:
+            if update or now - yielded_at >= SIGN_OF_LIFE_EVERY:
+                yielded_at = now
                 yield update
 
     # ------------------------------------------------------------------ what is shown

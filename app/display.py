@@ -138,7 +138,7 @@ def _escape(text: str, at_line_start: bool) -> str:
         quote = QUOTE_MARKS.match(line) if at_line_start else None
         start = quote.end() if quote else 0
         rest = line[start:].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-        lines.append(line[:start] + rest.replace("![", "&#33;["))
+        lines.append(line[:start] + rest.replace("![", "&#33;&#91;"))
         at_line_start = True
     return "\n".join(lines)
 

@@ -54,7 +54,7 @@ def test_quotations_stay():
 
 
 def test_images_and_diagrams_stay_text():
-    assert markdown("![pixel](https://example.org/p.png)") == "&#33;[pixel](https://example.org/p.png)"
+    assert markdown("![pixel](https://example.org/p.png)") == "&#33;&#91;pixel](https://example.org/p.png)"
     assert markdown("```mermaid\ngraph TD\n```") == "```text\ngraph TD\n```"
 
 

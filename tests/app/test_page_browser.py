@@ -1,0 +1,485 @@
+"""The whole page in a real browser with a scripted engine: UI-01, 03 to 06, and everything one can press.
+
+No test here waits for a time to pass: gates hold a reply or a loader where the test wants to look.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.conversation import Desk
+from app.loading import Loader
+from app.page import build, launch
+from core.models.errors import LoadError
+from core.store import Store
+from tests.app.test_launch import busy_port
+from tests.app.toy import PAIR, ToyEngine
+
+sync_api = pytest.importorskip("playwright.sync_api")
+expect = sync_api.expect
+
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # blocking by route would switch caching off
+]
+
+# The text of the emitted tokens, without the chips that name tokens of no text.
+DRAWN = """() => [...document.querySelectorAll('#redline .rl-view :is(.rl-accepted, .rl-resampled, .rl-bonus, .rl-plain)')]
+  .map(token => { const copy = token.cloneNode(true); copy.querySelectorAll('.rl-chip').forEach(chip => chip.remove());
+                  return copy.textContent; }).join('')"""
+LONG = " ".join(f"word{n}" for n in range(60)) + "."
+
+ANGLES = (
+    "List<int> a; x < y && y > z\n\n<restate your answer here>\n\n<think>plan</think>done\n\nan open <abc"
+)
+HOSTILE = (
+    "<img src=x onerror=alert(1)>\n\n<style>*{display:none}</style>\n\n[x](javascript:alert(1))\n\n"
+    '<script>alert(2)</script>\n\n${alert(3)} {{value}} " onmouseover=alert(4) x="\n\n'
+    "![pixel](http://192.0.2.1/pixel.png)"
+)
+
+
+class Served:
+    """A served page: its address, its desk, and the engine that answers."""
+
+    def __init__(self, load: Callable, db: Path, personal: bool = True):
+        loader = Loader(load)
+        loader.start()
+        self.desk = Desk(loader, Store(db), personal)
+        self.page = build(self.desk)
+        with busy_port() as port:
+            pass  # free again, and nobody else's for a while
+        launch(self.page, "127.0.0.1", port, wait=False)
+        self.url = f"http://127.0.0.1:{port}/"
+
+    @property
+    def engine(self) -> ToyEngine:
+        return self.desk.engine
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+    served: list[Served] = []
+
+    def start(script="", *, load: Callable | None = None, personal: bool = True, **options) -> Served:
+        engine = ToyEngine(script, **options)
+        served.append(Served(load or (lambda progress: engine), tmp_path / "record.db", personal))
+        return served[-1]
+
+    yield start
+    for one in served:
+        if one.engine and one.engine.gate:
+            one.engine.gate.set()
+        one.page.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[sync_api.Browser]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=ARGS)
+        yield browser
+        browser.close()
+
+
+class Tab:
+    """One browser with one tab; ``faults`` collects what must not happen: dialogs, errors, outside requests."""
+
+    def __init__(self, browser: sync_api.Browser, url: str, **options):
+        self.faults: list[str] = []
+        self.context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], **options)
+        self.page = self.context.new_page()
+        self.page.set_default_timeout(20_000)
+        self.page.on("dialog", lambda dialog: (self.faults.append(dialog.message), dialog.dismiss()))
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+        self.page.on("request", self._request)
+        self.page.goto(url)
+
+    def _request(self, request) -> None:
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+            self.faults.append(request.url)
+
+    def ready(self) -> Tab:
+        expect(self.page.locator("#message textarea")).to_have_attribute("placeholder", "Ask something")
+        return self
+
+    def send(self, text: str) -> None:
+        self.page.fill("#message textarea", text)
+        self.page.keyboard.press("Enter")
+
+    def ask(self, text: str) -> None:
+        self.send(text)
+        expect(self.page.locator("#message textarea")).to_have_value("")
+        self.ended()
+
+    def ended(self) -> None:
+        expect(self.page.locator("#regenerate")).to_be_enabled()
+
+    def view(self, name: str) -> None:
+        self.page.locator("#view label", has_text=name).click()
+        expect(self.page.locator("#read" if name == "Read" else "#redline")).to_be_visible()
+
+    def drawn(self) -> str:
+        return self.page.evaluate(DRAWN)
+
+    def bot(self):
+        return self.page.locator('#read [data-testid="bot"]')
+
+    def user(self):
+        return self.page.locator('#read [data-testid="user"]')
+
+
+@pytest.fixture
+def tab(browser) -> Iterator[Callable[..., Tab]]:
+    tabs: list[Tab] = []
+
+    def open_tab(url: str, **options) -> Tab:
+        tabs.append(Tab(browser, url, **options))
+        return tabs[-1]
+
+    yield open_tab
+    for one in tabs:
+        one.context.close()
+        assert one.faults == []
+
+
+def shown(locator) -> str:
+    """What a person reads: the text as laid out."""
+    return locator.inner_text().replace("\u00a0", " ")
+
+
+def test_a_reply_in_both_views_with_figures_plot_and_exact_copy(serve, tab):
+    text = "    indented\n        more\n\n   Hello  there\n"  # UI-06
+    served = serve(text)
+    page = tab(served.url).ready()
+    expect(page.page.locator("#welcome")).to_be_visible()
+    page.ask("Say hello.")
+    expect(page.page.locator("#welcome")).to_be_hidden()
+    assert page.drawn() == text
+    expect(page.page.locator("#read")).to_be_hidden()
+    expect(page.page.locator("[data-figure=finish]")).to_have_text("end of text")
+    expect(page.page.locator("[data-figure=context]")).to_contain_text("of 2,048")
+    expect(page.page.locator("#chart .plot svg").first).to_be_visible()
+    page.view("Read")
+    expect(page.page.locator("#redline")).to_be_hidden()
+    assert page.bot().locator("code").first.text_content().startswith("indented\n    more")
+    page.page.click("#copy")
+    page.page.wait_for_function("text => navigator.clipboard.readText().then(t => t === text)", arg=text)
+    assert served.desk.store.conversation(list(served.desk._conversations)[-1]).messages[1].content == text
+
+
+@pytest.mark.parametrize("text", [ANGLES, HOSTILE], ids=["angles", "hostile"])  # UI-01, UI-03
+def test_what_looks_like_html_is_shown_and_never_run(serve, tab, text):
+    info = dataclasses.replace(PAIR, target="<img src=x onerror=alert(5)>${alert(6)}{{value}}")
+    served = serve(text, info=info)
+    page = tab(served.url).ready()
+    page.page.click("#open-settings")
+    page.page.fill("#system textarea", text)
+    page.page.click("#settings .toggle-button")
+    page.ask(text)
+    assert page.drawn() == text
+    expect(page.page.locator(".masthead .pair")).to_contain_text(info.target)
+    page.view("Read")
+    assert shown(page.user()).strip() == text
+    said = shown(page.bot())
+    for line in filter(None, text.split("\n")):
+        if line.startswith("[x]"):
+            assert page.bot().locator("a", has_text="x").first.get_attribute("href") is None
+        else:
+            assert line in said
+    assert page.bot().locator("img, style, script").count() == 0
+    page.page.locator("#read").hover()
+    page.page.reload()  # what the record gives back is as harmless
+    expect(page.bot()).to_have_count(1)
+    assert shown(page.user()).strip() == text
+    page.view("Redline")
+    assert page.drawn() == text
+
+
+def test_prices_are_no_maths(serve, tab):  # UI-04
+    text = "The sum of $3000 and $3000 is $6000. Energy is $$e=mc^2$$, also \\(a+b\\)."
+    served = serve(text)
+    page = tab(served.url).ready()
+    page.ask("How much?")
+    assert page.drawn() == text
+    page.view("Read")
+    expect(page.bot().locator(".katex").first).to_be_visible()
+    assert "The sum of $3000 and $3000 is $6000. Energy is" in shown(page.bot())
+    assert page.bot().locator(".katex").count() == 2
+
+
+def test_a_fence_left_open_by_stop_swallows_nothing(serve, tab):  # UI-05
+    gate = threading.Event()
+    code = "```python\nimport pandas as pd\n" + "x = 1\n" * 40
+    served = serve(lambda question: code if question == "Code." else "Plain *words*.", gate=gate)
+    page = tab(served.url).ready()
+    page.view_radio = page.page.locator("#view label", has_text="Read").click()
+    page.send("Code.")
+    expect(page.bot().locator("pre")).to_contain_text("import")
+    page.page.click("#stop")
+    page.ended()
+    expect(page.page.locator("#status")).to_have_text("Ended: stopped.")
+    assert page.bot().locator("pre").count() == 1 and "Ended" not in shown(page.bot())
+    gate.set()
+    page.ask("Words.")  # at once after Stop
+    expect(page.bot()).to_have_count(2)
+    expect(page.bot().nth(1).locator("em")).to_have_text("words")
+    assert page.bot().nth(1).locator("pre").count() == 0
+    key = list(served.desk._conversations)[-1]
+    stored = served.desk.store.conversation(key).messages[1].content
+    assert code.startswith(stored) and stored.count("```") == 1
+
+
+def test_a_fence_closed_by_the_last_characters(serve, tab):  # UI-05
+    served = serve("```\nx = 1\n```")
+    page = tab(served.url).ready()
+    page.ask("Code.")
+    page.view("Read")
+    assert page.bot().locator("pre").text_content().strip() == "x = 1"
+    assert "`" not in shown(page.bot())
+
+
+def test_the_view_can_be_switched_while_a_reply_streams(serve, tab):
+    gate = threading.Event()
+    served = serve(LONG, gate=gate)
+    page = tab(served.url).ready()
+    page.send("Go.")
+    page.page.locator("#redline .rl-accepted").first.wait_for()
+    expect(page.page.locator("#stop")).to_be_visible()
+    half = page.drawn()
+    assert half and LONG.startswith(half) and half != LONG
+    page.view("Read")
+    expect(page.bot()).to_contain_text(half)
+    page.view("Redline")
+    assert page.drawn() == half
+    page.view("Read")
+    gate.set()
+    page.ended()
+    expect(page.bot()).to_have_text(LONG)
+    page.view("Redline")
+    page.page.wait_for_function(f"text => ({DRAWN})() === text", arg=LONG)
+    assert page.page.locator(".rl-end, #status").all_inner_texts()
+
+
+def test_stop_regenerate_and_answer_again_plainly(serve, tab):
+    served = serve(LONG)
+    page = tab(served.url).ready()
+    page.ask("Go.")
+    page.page.click("#regenerate")
+    expect(page.page.locator("[data-figure=finish]")).to_have_text("end of text")
+    page.ended()
+    page.page.click("#plainly")
+    expect(page.page.locator(".comparison")).to_contain_text("the plain speed")
+    answers = served.desk.open(list(served.desk._conversations)[-1]).last.answers
+    assert [answer.kind for answer in answers] == ["first", "regenerated", "plain"]
+    ratio = answers[1].figures().tokens_per_second / answers[2].figures().tokens_per_second
+    expect(page.page.locator(".comparison")).to_contain_text(f"{ratio:.2f}×")
+    assert page.drawn() == LONG + LONG  # the reply and its plain repetition
+    page.view("Read")
+    expect(page.bot()).to_have_count(2)
+    expect(page.page.locator(".comparison")).to_be_visible()
+
+
+def test_empty_messages_call_no_model_and_bad_settings_lose_nothing(serve, tab):
+    served = serve(LONG)
+    page = tab(served.url).ready()
+    for text in ("", "   ", "\n"):
+        page.page.fill("#message textarea", text)
+        page.page.click("#send")
+    page.page.click("#open-settings")
+    page.page.fill("#top-p input, #top-p textarea", "2")
+    page.page.click("#settings .toggle-button")
+    page.send("Keep me.")
+    expect(page.page.get_by_text("Top-p must be a number from 0 to 1, not '2'.")).to_be_visible()
+    expect(page.page.locator("#message textarea")).to_have_value("Keep me.")
+    expect(page.page.locator("#welcome")).to_be_visible()
+    assert served.engine.prompts == []
+    page.page.click("#open-settings")
+    page.page.fill("#top-p input, #top-p textarea", "0.9")
+    page.page.fill("#seed input, #seed textarea", "42")
+    page.page.click("#settings .toggle-button")
+    page.page.click("#send")
+    page.ended()
+    expect(page.page.locator("[data-figure=seed]")).to_have_text("42")
+
+
+def test_a_second_message_during_a_reply_stays_in_the_box(serve, tab):
+    gate = threading.Event()
+    served = serve(LONG, gate=gate)
+    page = tab(served.url).ready()
+    page.send("First.")
+    page.page.locator("#redline .rl-accepted").first.wait_for()
+    page.send("Second.")
+    expect(page.page.get_by_text("A reply is still being written")).to_be_visible()
+    expect(page.page.locator("#message textarea")).to_have_value("Second.")
+    gate.set()
+    page.ended()
+    expect(page.page.locator("#message textarea")).to_have_value("Second.")
+
+
+def test_a_reload_brings_the_conversation_back_to_its_browser_only(serve, tab):
+    served = serve(LONG)
+    page = tab(served.url).ready()
+    page.ask("Go.")
+    rate = page.page.locator("[data-figure=rate]").inner_text()
+    page.page.reload()
+    page.page.wait_for_function(f"text => ({DRAWN})() === text", arg=LONG)
+    expect(page.page.locator("[data-figure=rate]")).to_have_text(rate)
+    expect(page.page.locator("#plainly")).to_be_enabled()
+    page.view("Read")
+    page.page.reload()
+    expect(page.bot()).to_have_text(LONG)  # the view is remembered, too
+    other = tab(served.url).ready()
+    expect(other.page.locator("#welcome")).to_be_visible()
+    assert "word1" not in other.page.content()
+    page.page.click("#new")
+    expect(page.page.locator("#welcome")).to_be_visible()
+    page.page.reload()
+    page.ready()
+    expect(page.page.locator("#welcome")).to_be_visible()
+
+
+def test_two_browsers_take_turns_and_the_waiting_one_says_so(serve, tab):
+    gate = threading.Event()
+    served = serve(lambda question: f"You said {question} " + LONG, gate=gate)
+    one, two = tab(served.url).ready(), tab(served.url).ready()
+    one.send("My word is APPLE.")
+    one.page.locator("#redline .rl-accepted").first.wait_for()
+    two.send("My word is PEAR.")
+    expect(two.page.locator("#status")).to_have_text("Waiting for another reply to end.")
+    gate.set()
+    one.ended()
+    two.ended()
+    assert "PEAR" not in one.page.content() and "APPLE" not in two.page.content()
+    assert "APPLE" not in served.engine.prompts[1]
+
+
+def test_a_closed_tab_ends_its_reply_and_frees_the_engine(serve, tab):
+    served = serve(LONG, gate=threading.Event())
+    page = tab(served.url).ready()
+    page.send("Go.")
+    page.page.locator("#redline .rl-accepted").first.wait_for()
+    answer = served.desk.open(list(served.desk._conversations)[-1]).current
+    page.page.close()
+    assert answer.done.wait(30)
+    assert answer.finish_reason == "cancelled"
+    served.engine.gate.set()
+    assert served.engine.lock.acquire(timeout=10)
+
+
+def test_exports_are_files_and_deleting_asks_first(serve, tab, tmp_path):
+    served = serve(LONG)
+    page = tab(served.url).ready()
+    page.page.click("#export-sessions")
+    expect(page.page.get_by_text("Nothing of this conversation is recorded yet.")).to_be_visible()
+    page.ask("Go.")
+    figures = served.desk.open(list(served.desk._conversations)[-1]).current.figures()
+    for what in ("sessions", "replies", "rounds", "tokens"):
+        with page.page.expect_download() as download:
+            page.page.click(f"#export-{what}")
+        assert download.value.suggested_filename.startswith(f"redline-{what}-")
+        path = tmp_path / f"{what}.csv"
+        download.value.save_as(path)
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+        if what == "replies":
+            assert [int(row["drafted"]) for row in rows] == [figures.drafted]
+        if what == "rounds":
+            assert len(rows) == figures.rounds
+    page.page.click("#delete")
+    expect(page.page.locator("#confirm")).to_contain_text("Delete this conversation and its record?")
+    page.page.click("#confirm-no")
+    expect(page.page.locator("#confirm")).to_be_hidden()
+    assert len(served.desk.store.list_conversations()) == 1
+    page.page.click("#delete")
+    page.page.click("#confirm-yes")
+    expect(page.page.locator("#welcome")).to_be_visible()
+    assert served.desk.store.list_conversations() == ()
+
+
+def test_recording_can_be_switched_off(serve, tab):
+    served = serve(LONG)
+    page = tab(served.url).ready()
+    page.page.click("#open-settings")
+    page.page.uncheck("#record input")
+    page.page.click("#settings .toggle-button")
+    page.ask("Go.")
+    assert served.desk.store.list_conversations() == ()
+
+
+def test_where_others_reach_the_page_only_ones_own_record_is_on_offer(serve, tab):
+    page = tab(serve(LONG, personal=False).url).ready()
+    expect(page.page.locator("#delete-all")).to_have_count(0)
+    expect(page.page.locator("#export-scope")).to_have_count(0)
+
+
+def test_a_database_that_cannot_be_written_is_a_notice_and_no_more(serve, tab, tmp_path):
+    (tmp_path / "record.db").mkdir()  # a folder stands where the file should be
+    page = tab(serve(LONG).url).ready()
+    expect(page.page.locator("#notice .notice")).to_contain_text("Not recorded:")
+    page.ask("Go.")
+    assert page.drawn() == LONG
+
+
+def test_the_page_is_up_while_the_pair_loads_and_a_failure_can_be_retried(serve, tab):
+    gate, attempts = threading.Event(), []
+
+    def load(progress):
+        attempts.append(1)
+        progress("Fetching the model (37 of 93 MB).", 0.4)
+        assert gate.wait(20)
+        gate.clear()
+        if len(attempts) == 1:
+            raise LoadError("There is no network: connect once, then press Retry.")
+        return ToyEngine(LONG)
+
+    page = tab(serve(load=load).url)
+    expect(page.page.locator("#loading")).to_contain_text("Fetching the model (37 of 93 MB).")
+    expect(page.page.locator("#loading progress")).to_have_attribute("value", "0.400")
+    expect(page.page.locator("#message textarea")).to_have_attribute("placeholder", "The models are loading.")
+    expect(page.page.locator("#send")).to_be_disabled()
+    page.send("Too early.")
+    expect(page.page.get_by_text("The models are not loaded yet.")).to_be_visible()
+    expect(page.page.locator("#message textarea")).to_have_value("Too early.")
+    gate.set()
+    expect(page.page.locator("#loading")).to_contain_text("There is no network")
+    page.page.click("#retry")
+    expect(page.page.locator("#loading progress")).to_be_visible()
+    gate.set()
+    page.ready()
+    expect(page.page.locator("#retry")).to_be_hidden()
+    page.page.click("#send")
+    page.ended()
+    assert page.drawn() == LONG
+
+
+def test_an_example_is_asked_at_a_press(serve, tab):
+    served = serve(LONG)
+    page = tab(served.url).ready()
+    page.page.click("#example-code")
+    page.page.locator("#redline .rl-accepted").first.wait_for()
+    page.ended()
+    assert "prime numbers" in served.engine.prompts[0]
+
+
+def test_on_a_phone_nothing_sticks_out_and_settings_open_and_close(serve, tab):
+    page = tab(serve(LONG).url, viewport={"width": 390, "height": 844}).ready()
+    page.ask("Go.")
+    wide = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.page.evaluate(wide) <= 0
+    page.page.click("#open-settings")
+    expect(page.page.locator("#num-draft-tokens")).to_be_in_viewport()
+    page.page.click("#settings .toggle-button")
+    expect(page.page.locator("#num-draft-tokens")).not_to_be_in_viewport()
+    page.view("Read")
+    assert page.page.evaluate(wide) <= 0
