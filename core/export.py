@@ -46,16 +46,8 @@ from pathlib import Path
 
 from core.metrics import FIGURE_NAMES, Tally, by_domain, round_domain
 from core.records import Fate, PairInfo, Round, Settings, Token
-from core.store import (
-    Store,
-    StoredReply,
-    StoreError,
-    default_path,
-    read_rounds,
-    reading,
-    reply_from_row,
-    unpack_top,
-)
+from core.store import Store, default_path
+from core.stored import StoredReply, StoreError, read_rounds, reading, reply_from_row, unpack_top
 
 Row = dict[str, object]
 

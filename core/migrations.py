@@ -96,7 +96,7 @@ def m002_replies(db: Database) -> None:
 
 @migrations()
 def m003_rounds_and_tokens(db: Database) -> None:
-    # top_p and top_q: see store.pack_top. p, q, u and their like are REAL, which holds a float64 exactly.
+    # top_p and top_q: see stored.pack_top. p, q, u and their like are REAL, which holds a float64 exactly.
     db.executescript("""
         CREATE TABLE rounds (
             id INTEGER PRIMARY KEY,

@@ -1,8 +1,8 @@
 """The record: conversations, messages, replies, rounds and tokens in one SQLite file, written as they arrive.
 
-Knows the records and the schema (``core.migrations``), nothing of the engine or the page. Writing never
-raises because of the database: what goes wrong becomes one sentence in ``Store.problem``, and chatting goes
-on.
+Knows the records and the schema (``core.migrations``), nothing of the engine or the page; reading back is in
+``core.stored``. No method raises because of the database: what goes wrong becomes one sentence in
+``Store.problem``, and chatting goes on.
 
 Rules:
 
@@ -25,30 +25,54 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import sqlite3
-import struct
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeVar
 
 from sqlite_utils import Database
 
-from core.metrics import Figures, Tally, summarize
+from core.metrics import Tally
 from core.migrations import is_newer, migrate
-from core.records import Fate, PairInfo, Reply, Round, Settings, Token
+from core.records import PairInfo, Reply, Round, Settings, Token
+from core.stored import (
+    BUSY_SECONDS,
+    KINDS,
+    PAIR_NAMES,
+    ROUND_NAMES,
+    SETTING_NAMES,
+    TOKEN_NAMES,
+    ConversationSummary,
+    StoredConversation,
+    StoredMessage,
+    StoredReply,
+    StoreError,
+    clean_text,
+    conversation,
+    newer_sentence,
+    pack_top,
+    reading,
+    summaries,
+    why_unusable,
+)
 
-KINDS = ("first", "regenerated", "plain")
-INTERRUPTED = "interrupted"  # how a reply without an end on record reads
+__all__ = [
+    "ConversationSummary",
+    "Store",
+    "StoreError",
+    "StoredConversation",
+    "StoredMessage",
+    "StoredReply",
+    "clean_text",
+    "default_path",
+]
 
-BUSY_SECONDS = 5.0  # how long a write waits for another program's lock
-BUSY_SECONDS_IN_TROUBLE = 0.25  # the same while the last write failed: one long wait is enough
+BUSY_SECONDS_IN_TROUBLE = 0.25  # how long a write waits after one that failed: one long wait is enough
 MAX_HELD_MESSAGES = 1000
 
 Job = Callable[[sqlite3.Connection], object]
@@ -63,131 +87,8 @@ def default_path() -> Path:
     return Path(__file__).resolve().parent.parent / "data" / "redline.db"
 
 
-class StoreError(Exception):
-    """The database cannot be used; the message is one sentence."""
-
-
 class _NoQuestion(Exception):
     """A reply to a message that is not in the database."""
-
-
-# --- What is read back -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StoredReply:
-    """A reply as it was stored; has every attribute of ``records.Reply``, and its rounds.
-
-    Without an end on record ``finish_reason`` is ``interrupted``, the text is put together from the tokens,
-    and times are None. ``kind`` is one of ``KINDS`` and ``answers_reply_id`` the reply that was answered
-    again.
-    """
-
-    id: str
-    kind: str
-    answers_reply_id: str | None
-    created: str
-    system_prompt: str
-    domain_choice: str
-    settings: Settings
-    pair: PairInfo
-    prompt_tokens: int
-    prefill_seconds: float | None
-    ttft_seconds: float | None
-    seconds: float | None
-    finish_reason: str
-    error: str | None
-    text: str
-    visible_chars: int
-    tail: str
-    rounds: tuple[Round, ...] = field(repr=False)
-
-    @property
-    def visible_text(self) -> str:
-        return self.text[: self.visible_chars]
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return tuple(token.id for round_ in self.rounds for token in round_.tokens if token.emitted)
-
-    @property
-    def num_rounds(self) -> int:
-        return len(self.rounds)
-
-    @property
-    def figures(self) -> Figures:
-        return summarize(self.rounds)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A message; an assistant's has its replies, oldest first, and the text of the one that is shown.
-
-    Shown is the newest reply that is not a plain repetition (``kind`` ``plain``), or the newest if all are.
-    """
-
-    id: str
-    parent_id: str | None
-    role: str
-    content: str
-    created: str
-    replies: tuple[StoredReply, ...] = ()
-
-    @property
-    def shown(self) -> StoredReply | None:
-        return next((r for r in reversed(self.replies) if r.kind != "plain"), None) or (
-            self.replies[-1] if self.replies else None
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class StoredConversation:
-    """A whole conversation, messages in order."""
-
-    id: str
-    created: str
-    client: str | None
-    system_prompt: str
-    messages: tuple[StoredMessage, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationSummary:
-    """One line about a conversation: ``title`` is the beginning of its first message."""
-
-    id: str
-    created: str
-    client: str | None
-    title: str
-    num_messages: int
-    num_replies: int
-
-
-# --- Values ------------------------------------------------------------------------------------------------
-
-
-def clean_text(text: str) -> str:
-    """Text as it can be stored: UTF-8, and free of NUL, at which many tools cut a text off.
-
-    The two halves of a surrogate pair become the character they mean; a lone surrogate and NUL become U+FFFD
-    each.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text.replace("\0", "\ufffd")
-
-
-def pack_top(pairs: Iterable[tuple[int, float]]) -> bytes | None:
-    """(id, probability) pairs as bytes: uint32 and float32 in turn, little-endian; None for no pairs."""
-    flat = [value for pair in pairs for value in pair]
-    return struct.pack("<" + "If" * (len(flat) // 2), *flat) if flat else None
-
-
-def unpack_top(packed: bytes | None) -> tuple[tuple[int, float], ...]:
-    """The pairs that ``pack_top`` packed; probabilities come back with float32's precision."""
-    return tuple(struct.iter_unpack("<If", packed)) if packed else ()
 
 
 def _now() -> str:
@@ -200,195 +101,24 @@ def _insert(table: str, names: Iterable[str]) -> str:
     return f"INSERT INTO {table} ({columns}) VALUES ({', '.join('?' * len(names))})"
 
 
-_PAIR_NAMES = tuple(f.name for f in fields(PairInfo))
-_SETTING_NAMES = tuple(f.name for f in fields(Settings))
-_ROUND_NAMES = tuple(f.name for f in fields(Round) if f.name != "tokens")
-_TOKEN_NAMES = tuple(f.name for f in fields(Token))
-_INSERT_ROUND = _insert("rounds", ("reply_id", *_ROUND_NAMES))
-_INSERT_TOKEN = _insert("tokens", ("round_id", *_TOKEN_NAMES))
-_SELECT_TOKENS = (
-    "SELECT "
-    + ", ".join(f'"{name}"' for name in _TOKEN_NAMES)
-    + ' FROM tokens WHERE round_id = ? ORDER BY "index"'
-)
+_INSERT_ROUND = _insert("rounds", ("reply_id", *ROUND_NAMES))
+_INSERT_TOKEN = _insert("tokens", ("round_id", *TOKEN_NAMES))
 
 
 def _round_row(reply_id: str, round_: Round) -> tuple:
-    values = {name: getattr(round_, name) for name in _ROUND_NAMES}
+    values = {name: getattr(round_, name) for name in ROUND_NAMES}
     values["text"] = clean_text(round_.text)
     return (reply_id, *values.values())
 
 
 def _token_row(round_id: int, token: Token) -> tuple:
-    values = {name: getattr(token, name) for name in _TOKEN_NAMES}
+    values = {name: getattr(token, name) for name in TOKEN_NAMES}
     values["text"] = clean_text(token.text)
     values["label"] = token.label and clean_text(token.label)
     values["fate"] = token.fate.value
     values["top_p"] = pack_top(token.top_p)
     values["top_q"] = pack_top(token.top_q)
     return (round_id, *values.values())
-
-
-def _token_from_row(row: tuple) -> Token:
-    """The token of a row that holds the columns ``_TOKEN_NAMES``."""
-    values = dict(zip(_TOKEN_NAMES, row, strict=True))
-    values["fate"] = Fate(values["fate"])
-    values["top_p"] = unpack_top(values["top_p"])
-    values["top_q"] = unpack_top(values["top_q"])
-    values["monospaced"] = bool(values["monospaced"])
-    return Token(**values)
-
-
-# --- Reading -----------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def reading(path: str | os.PathLike) -> Iterator[sqlite3.Connection]:
-    """A connection of its own for reading one consistent state of the file, whatever is being written
-    meanwhile.
-
-    Raises StoreError with one sentence when there is no such file, when a later Redline made it, or when it
-    cannot be read. A database of an earlier version is brought up to date first.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise StoreError(f"There is no database {path} yet.")
-    try:
-        connection = _open_for_reading(path)
-    except sqlite3.Error as error:
-        raise StoreError(_sentence(path, error)) from error
-    with contextlib.closing(connection):
-        connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA query_only = ON")
-        connection.execute("BEGIN")
-        yield connection
-
-
-def _open_for_reading(path: Path) -> sqlite3.Connection:
-    # mode=rw rather than ro: SQLite reads a write-ahead log only where it may share it. In a folder where it
-    # may not, a file without a log is read as one that nobody can change.
-    modes = ["mode=rw"]
-    log = path.with_name(path.name + "-wal")
-    if not log.exists() or not log.stat().st_size:
-        modes.append("mode=ro&immutable=1")
-    for mode in modes:
-        connection = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS)
-        try:
-            db = Database(connection, execute_plugins=False)
-            if is_newer(db):
-                raise StoreError(_newer_sentence(path))
-            migrate(db)
-            return connection
-        except BaseException as error:
-            connection.close()
-            if mode == modes[-1] or not isinstance(error, sqlite3.OperationalError):
-                raise
-    raise AssertionError("the last mode returns or raises")
-
-
-def read_rounds(connection: sqlite3.Connection, reply_id: str) -> Iterator[Round]:
-    """The rounds of a reply in order, each built when it is asked for."""
-    tokens_of = connection.cursor()
-    tokens_of.row_factory = None  # plain tuples: half the time of a long reply goes into its tokens
-    for row in connection.execute('SELECT * FROM rounds WHERE reply_id = ? ORDER BY "index"', [reply_id]):
-        tokens = tuple(map(_token_from_row, tokens_of.execute(_SELECT_TOKENS, [row["id"]])))
-        yield Round(tokens=tokens, **{name: row[name] for name in _ROUND_NAMES})
-
-
-def reply_from_row(row: sqlite3.Row, rounds: tuple[Round, ...]) -> StoredReply:
-    """The reply of a row of ``replies`` and its rounds; see StoredReply for one without an end on record."""
-    settings = {name: row[name] for name in _SETTING_NAMES}
-    settings["stop"] = tuple(json.loads(settings["stop"]))
-    text, visible_chars = row["text"], row["visible_chars"]
-    finished = rounds[-1].finish_reason if rounds else None
-    if text is None:  # no end on record
-        text = "".join(token.text for round_ in rounds for token in round_.tokens if token.emitted)
-        # Where the last round did end the reply, a stop string may stand behind what is to be shown.
-        visible_chars = len("".join(round_.text for round_ in rounds)) if finished else len(text)
-    names = {f.name for f in fields(StoredReply)} - {"rounds"}
-    values = {name: row[name] for name in names if name in row.keys()}  # noqa: SIM118 - a Row iterates values
-    values.update(
-        settings=Settings(**settings),
-        pair=PairInfo(**{name: row[name] for name in _PAIR_NAMES}),
-        finish_reason=row["finish_reason"] or finished or INTERRUPTED,
-        text=text,
-        visible_chars=visible_chars,
-        tail=row["tail"] or "",
-        rounds=rounds,
-    )
-    return StoredReply(**values)
-
-
-def _conversation(connection: sqlite3.Connection, conversation_id: str) -> StoredConversation | None:
-    row = connection.execute("SELECT * FROM conversations WHERE id = ?", [conversation_id]).fetchone()
-    if row is None:
-        return None
-    replies: dict[str, list[StoredReply]] = {}
-    for reply in connection.execute(
-        "SELECT * FROM replies WHERE conversation_id = ? ORDER BY message_id, number", [conversation_id]
-    ):
-        rounds = tuple(read_rounds(connection, reply["id"]))
-        replies.setdefault(reply["message_id"], []).append(reply_from_row(reply, rounds))
-    messages = []
-    for message in connection.execute(
-        "SELECT * FROM messages WHERE conversation_id = ? ORDER BY number", [conversation_id]
-    ):
-        stored = StoredMessage(
-            id=message["id"],
-            parent_id=message["parent_id"],
-            role=message["role"],
-            content=message["content"],
-            created=message["created"],
-            replies=tuple(replies.get(message["id"], ())),
-        )
-        if stored.shown is not None:
-            stored = replace(stored, content=stored.shown.visible_text)
-        messages.append(stored)
-    return StoredConversation(row["id"], row["created"], row["client"], row["system_prompt"], tuple(messages))
-
-
-def _summaries(
-    connection: sqlite3.Connection, limit: int, client: str | None
-) -> tuple[ConversationSummary, ...]:
-    rows = connection.execute(
-        """
-        SELECT id, created, client,
-            (SELECT substr(content, 1, 80) FROM messages WHERE conversation_id = c.id
-             ORDER BY number LIMIT 1) AS title,
-            (SELECT count(*) FROM messages WHERE conversation_id = c.id) AS num_messages,
-            (SELECT count(*) FROM replies WHERE conversation_id = c.id) AS num_replies
-        FROM conversations AS c
-        WHERE (:client IS NULL OR client = :client) AND num_messages > 0
-        ORDER BY created DESC, rowid DESC LIMIT :limit
-        """,
-        {"client": client, "limit": limit},
-    )
-    return tuple(ConversationSummary(*row) for row in rows)
-
-
-def _sentence(path: Path, error: Exception) -> str:
-    """What keeps the database from being used, for people."""
-    reason = (error.strerror or str(error)).lower() if isinstance(error, OSError) else str(error)
-    for sign, words in (
-        ("locked", "another program keeps it locked"),
-        ("busy", "another program keeps it locked"),
-        ("full", "the disk is full"),
-        ("readonly", "it cannot be written to (read-only)"),
-        ("unable to open", "it cannot be opened"),
-        ("not a database", "the file is not an SQLite database"),
-        ("malformed", "the file is damaged"),
-    ):
-        if sign in reason:
-            reason = words
-            break
-    return f"The database {path} cannot be used: {reason}."
-
-
-def _newer_sentence(path: Path) -> str:
-    return (
-        f"The database {path} was made by a later version of Redline and is left alone: "
-        "update Redline, or name another file."
-    )
 
 
 # --- The store ---------------------------------------------------------------------------------------------
@@ -515,9 +245,9 @@ class Store:
         if kind is not None and kind not in KINDS:
             raise ValueError(f"A reply's kind is one of {', '.join(KINDS)}, not {kind!r}.")
         reply_id, message_id, created = uuid.uuid4().hex, uuid.uuid4().hex, _now()
-        values = {name: getattr(pair, name) for name in _PAIR_NAMES}
+        values = {name: getattr(pair, name) for name in PAIR_NAMES}
         values = {name: clean_text(v) if isinstance(v, str) else v for name, v in values.items()}
-        values.update((name, getattr(settings, name)) for name in _SETTING_NAMES)
+        values.update((name, getattr(settings, name)) for name in SETTING_NAMES)
         values.update(
             id=reply_id,
             conversation_id=conversation_id,
@@ -629,13 +359,13 @@ class Store:
 
     def conversation(self, conversation_id: str) -> StoredConversation | None:
         """A conversation as it was, or None when it is not on record or cannot be read."""
-        return self._read(lambda connection: _conversation(connection, conversation_id), None)
+        return self._read(lambda connection: conversation(connection, conversation_id), None)
 
     def list_conversations(
         self, limit: int = 50, *, client: str | None = None
     ) -> tuple[ConversationSummary, ...]:
         """The conversations that have a message, newest first; only ``client``'s where one is given."""
-        return self._read(lambda connection: _summaries(connection, limit, client), ())
+        return self._read(lambda connection: summaries(connection, limit, client), ())
 
     def _read(self, read: Callable[[sqlite3.Connection], Result], empty: Result) -> Result:
         try:
@@ -741,7 +471,7 @@ class Store:
             connection.execute(f"PRAGMA busy_timeout = {int(busy_seconds * 1000)}")
             db = Database(connection, execute_plugins=False)
             if is_newer(db):  # before anything is written to it
-                raise StoreError(_newer_sentence(self.path))
+                raise StoreError(newer_sentence(self.path))
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
             connection.execute("PRAGMA secure_delete = ON")
@@ -763,7 +493,7 @@ class Store:
         if isinstance(error, StoreError):
             sentence = str(error)
         else:
-            sentence = _sentence(self.path, error)
+            sentence = why_unusable(self.path, error)
         self._problem = f"Not {purpose}: {sentence[0].lower()}{sentence[1:]}"
         if "locked" in str(error):
             self._set_busy_seconds(BUSY_SECONDS_IN_TROUBLE)

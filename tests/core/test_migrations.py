@@ -8,7 +8,7 @@ import threading
 import pytest
 from sqlite_utils import Database
 
-from core import migrations, store
+from core import migrations, stored
 from core.metrics import FIGURE_NAMES
 from core.migrations import is_newer, migrate
 from core.records import PairInfo, Reply, Round, Settings, Token
@@ -115,7 +115,7 @@ def test_db_02_a_newer_database_is_left_alone_with_a_message(tmp_path):
         assert "made by a later version of Redline and is left alone" in opened.problem
         assert opened.list_conversations() == ()
         assert not opened.delete_all()
-        with pytest.raises(store.StoreError, match="later version"), store.reading(path):
+        with pytest.raises(stored.StoreError, match="later version"), stored.reading(path):
             pass
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["redline.db"]
@@ -124,7 +124,7 @@ def test_db_02_a_newer_database_is_left_alone_with_a_message(tmp_path):
 def test_reading_an_old_database_brings_it_up_to_date(tmp_path):
     path = tmp_path / "redline.db"
     old_database(path, NAMES[3])
-    with store.reading(path) as connection:
+    with stored.reading(path) as connection:
         assert connection.execute("SELECT alpha FROM replies").fetchall() == []
 
 
