@@ -35,9 +35,14 @@ ARGS = [
 ]
 
 # The text of the emitted tokens, without the chips that name tokens of no text.
-DRAWN = """() => [...document.querySelectorAll('#redline .rl-view :is(.rl-accepted, .rl-resampled, .rl-bonus, .rl-plain)')]
-  .map(token => { const copy = token.cloneNode(true); copy.querySelectorAll('.rl-chip').forEach(chip => chip.remove());
-                  return copy.textContent; }).join('')"""
+DRAWN = """() => {
+  const kept = '#redline .rl-view :is(.rl-accepted, .rl-resampled, .rl-bonus, .rl-plain)';
+  return [...document.querySelectorAll(kept)].map(token => {
+    const copy = token.cloneNode(true);
+    copy.querySelectorAll('.rl-chip').forEach(chip => chip.remove());
+    return copy.textContent;
+  }).join('');
+}"""
 LONG = " ".join(f"word{n}" for n in range(60)) + "."
 
 ANGLES = (
@@ -93,7 +98,7 @@ def browser(chromium: str) -> Iterator[sync_api.Browser]:
 
 
 class Tab:
-    """One browser with one tab; ``faults`` collects what must not happen: dialogs, errors, outside requests."""
+    """A browser of one tab; ``faults`` collects what must not be: dialogs, errors, outside requests."""
 
     def __init__(self, browser: sync_api.Browser, url: str, **options):
         self.faults: list[str] = []
