@@ -1,0 +1,340 @@
+"""The terminal twin: one reply of the embedded pair, streamed, by the same engine call the page makes.
+
+    python -m core.generate --prompt TEXT [--system TEXT] [--messages FILE] [--k 4] [--temperature 0.7]
+        [--top-k N] [--top-p X] [--seed 1] [--max-new-tokens 128] [--stop TEXT]... [--domain auto]
+        [--show-discarded] [--json]
+
+On a terminal every token shows its fate (``core.terminal``; ``NO_COLOR`` is respected); a file or a pipe
+gets the reply's text. ``--json`` prints one JSON object a line: each round (``"type": "round"``), then the
+reply (``"type": "reply"``), with the field names of ``core.records`` and ``core.metrics``, which are the
+database's; undefined figures are null. Progress, legend and figures go to standard error.
+
+Exit status: 0; 1 if the reply ended with an error; 2 for input that cannot be used, with one sentence; 130
+after Ctrl-C, which ends the reply after the round in flight and keeps what was said; 141 if the reader of
+standard output went away. Knows no page and no database.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from core.domains import CHOICES
+from core.metrics import FIGURE_NAMES, ReplyFigures, reply_figures
+from core.models.embedded import load_embedded
+from core.models.errors import LoadError
+from core.records import Fate, PairInfo, Reply, Round, Settings, Token
+from core.settings import SettingsError, parse_settings
+from core.store import clean_text
+from core.terminal import PlainWriter, RedlineWriter, legend, printable, progress_printer
+from core.text import PromptError, fit_chat
+
+if TYPE_CHECKING:
+    from core.models.pair import Pair
+
+ROLES = ("system", "user", "assistant")
+BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit statuses; the last two as shells report signals
+
+# What a line of JSON cannot hold raw: characters a terminal acts on, and line separators that would split it.
+_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029]")
+
+
+class InputError(ValueError):
+    """Input that cannot be used; the message is one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What was asked for on the command line, checked."""
+
+    messages: list[dict[str, str]]
+    settings: Settings
+    domain: str
+    json: bool
+    show_discarded: bool
+
+
+# --- Input -------------------------------------------------------------------------------------------------
+
+
+def parse_request(arguments: Sequence[str] | None = None) -> Request:
+    """The request of a command line. Raises InputError or SettingsError; exits for unknown options."""
+    given = _parser().parse_args(arguments)
+    if given.domain not in CHOICES:
+        raise InputError(f"Domain must be one of {', '.join(CHOICES)}, not {given.domain!r}.")
+    settings = parse_settings(
+        temperature=given.temperature,
+        top_k=given.top_k,
+        top_p=given.top_p,
+        num_draft_tokens=given.k,
+        max_new_tokens=given.max_new_tokens,
+        stop=[clean_text(stop) for stop in given.stop],
+        seed=given.seed,
+    )
+    return Request(_messages(given), settings, given.domain, given.json, given.show_discarded)
+
+
+def _parser() -> argparse.ArgumentParser:
+    # Values stay text here: core.settings checks them, with one sentence for whatever cannot be used.
+    parser = argparse.ArgumentParser(
+        prog="python -m core.generate",
+        description="One reply of the embedded pair, every token's fate shown.",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="the question")
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
+    parser.add_argument(
+        "--messages",
+        metavar="FILE",
+        help="earlier turns: a JSON list of {role, content}; --prompt follows them",
+    )
+    parser.add_argument("--k", default=4, metavar="N", help="draft tokens a round, 0 is plain (%(default)s)")
+    parser.add_argument("--temperature", default=0.7, metavar="X", help="0 is argmax (%(default)s)")
+    parser.add_argument("--top-k", default=0, metavar="N", help="0 is off (%(default)s)")
+    parser.add_argument("--top-p", default=1, metavar="X", help="1 is off (%(default)s)")
+    parser.add_argument("--seed", default=1, metavar="N", help="-1 draws one (%(default)s)")
+    parser.add_argument("--max-new-tokens", default=128, metavar="N", help="(%(default)s)")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="ends the reply; may be repeated"
+    )
+    parser.add_argument(
+        "--domain", default="auto", metavar="NAME", help=f"{', '.join(CHOICES)} (%(default)s)"
+    )
+    parser.add_argument("--show-discarded", action="store_true", help="drafts never tested, on a terminal")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line: rounds, then the reply")
+    return parser
+
+
+def _messages(given: argparse.Namespace) -> list[dict[str, str]]:
+    messages = read_messages(given.messages) if given.messages is not None else []
+    if given.system is not None:
+        if messages and messages[0]["role"] == "system":
+            raise InputError(f"{given.messages} begins with a system message: leave --system away.")
+        messages.insert(0, {"role": "system", "content": given.system})
+    if given.prompt is not None:
+        messages.append({"role": "user", "content": given.prompt})
+    if not any(message["role"] == "user" for message in messages):
+        raise InputError("There is nothing to answer: give a question with --prompt TEXT.")
+    if messages[-1]["role"] != "user":
+        raise InputError(
+            f"The last message of {given.messages} is not a user's: give a question with --prompt."
+        )
+    if not messages[-1]["content"].strip():
+        raise InputError("The prompt is empty; please write something.")
+    return [{**message, "content": clean_text(message["content"])} for message in messages]
+
+
+def read_messages(path: str) -> list[dict[str, str]]:
+    """The turns in a file: a JSON list of {role, content}. Raises InputError."""
+    try:
+        turns = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from error
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not JSON
+        raise InputError(f"{path} is not JSON: {error}.") from error
+    if not isinstance(turns, list):
+        raise InputError(f'{path} must hold a list: [{{"role": "user", "content": "..."}}].')
+    messages = []
+    for number, turn in enumerate(turns, 1):
+        role, content = (turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None)
+        if role not in ROLES or not isinstance(content, str):
+            raise InputError(
+                f"Message {number} of {path} needs a role ({', '.join(ROLES)}) and a content that is text."
+            )
+        if role == "system" and number > 1:
+            raise InputError(f"Message {number} of {path} is a system message: only the first can be one.")
+        messages.append({"role": role, "content": content})
+    return messages
+
+
+# --- JSON --------------------------------------------------------------------------------------------------
+
+
+def round_row(round_: Round) -> dict[str, object]:
+    """One round with the record's names, its counts, and its tokens inside."""
+    row = {"type": "round", **_fields(round_, but="tokens"), "drafted": round_.drafted}
+    row.update({fate.value: round_.count(fate) for fate in Fate}, emitted=round_.emitted)
+    return row | {"tokens": [_fields(token) for token in round_.tokens]}
+
+
+def reply_row(reply: Reply, rounds: Sequence[Round], domain: str) -> dict[str, object]:
+    """The reply, flat: text and ids, how it ended, its figures, its settings, and the pair that wrote it."""
+    whole = reply_figures(reply, rounds)
+    figures = {name: getattr(whole.figures, name) for name in FIGURE_NAMES}
+    for name in ("acceptance_per_position", "conditional_acceptance"):
+        figures[name] = figures[name] or None
+    return {
+        "type": "reply",
+        "text": reply.text,
+        "visible_chars": reply.visible_chars,
+        "tail": reply.tail,
+        "token_ids": reply.token_ids,
+        "finish_reason": reply.finish_reason,
+        "error": reply.error,
+        **_fields(whole, but="figures"),
+        **figures,
+        **_fields(reply.settings),
+        "exact": reply.settings.exact,
+        "domain_choice": domain,
+        **_fields(reply.pair),
+    }
+
+
+def _fields(record: Round | Token | ReplyFigures | Settings | PairInfo, but: str = "") -> dict[str, object]:
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.name != but}
+
+
+def json_line(row: dict[str, object]) -> str:
+    """One line of strict JSON in UTF-8 that no terminal takes for a command; NaN and infinities are null."""
+    text = json.dumps(_strict(row), ensure_ascii=False, allow_nan=False)
+    return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def _strict(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _strict(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.value if isinstance(value, Enum) else value
+
+
+class JsonWriter:
+    """Writes rounds and reply as JSON lines."""
+
+    def __init__(self, out: TextIO, domain: str):
+        self._out = out
+        self._domain = domain
+        self._rounds: list[Round] = []
+
+    def round(self, round_: Round) -> None:
+        self._rounds.append(round_)
+        self._line(round_row(round_))
+
+    def end(self, reply: Reply, shown: int) -> None:
+        self._line(reply_row(reply, self._rounds, self._domain))
+
+    def _line(self, row: dict[str, object]) -> None:
+        self._out.write(json_line(row) + "\n")
+        self._out.flush()
+
+
+# --- The reply ---------------------------------------------------------------------------------------------
+
+
+def figures_line(whole: ReplyFigures, settings: Settings) -> str:
+    """The reply's figures in one line; "–" where one is undefined."""
+    figures = whole.figures
+    prefill = _shown(whole.prefill_seconds, ".2f")
+    return " · ".join(
+        (
+            f"{figures.emitted} tokens in {figures.rounds} rounds",
+            f"{_shown(figures.tokens_per_pass, '.2f')} tokens per pass",
+            f"{_shown(figures.tokens_per_second, '.1f')} tokens/s",
+            f"{_shown(figures.draft_acceptance_rate, '.1%')} of {figures.drafted} drafts accepted",
+            f"α {_shown(figures.alpha, '.3f')}",
+            f"first token {_shown(whole.ttft_seconds, '.2f')} s (prefill {prefill} s)",
+            f"seed {settings.seed}",
+            f"ended: {whole.finish_reason}",
+        )
+    )
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+@contextlib.contextmanager
+def _interrupts_set(cancel: threading.Event) -> Iterator[None]:
+    """Ctrl-C sets ``cancel``; a second one interrupts at once."""
+
+    def handle(number: int, frame: object) -> None:
+        if cancel.is_set():
+            raise KeyboardInterrupt
+        cancel.set()
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _writer(request: Request, marked: bool, colour: bool) -> JsonWriter | RedlineWriter | PlainWriter:
+    if request.json:
+        return JsonWriter(sys.stdout, request.domain)
+    if not marked:
+        return PlainWriter(sys.stdout)
+    drafts = request.settings.num_draft_tokens > 0
+    return RedlineWriter(sys.stdout, colour=colour, discarded=request.show_discarded, plain_marked=drafts)
+
+
+def answer(pair: Pair, request: Request) -> int:
+    """Streams the reply to standard output; returns the exit status. Raises PromptError."""
+    from core.engine import Engine
+
+    # Room for the reply, but never at the price of more than half of what was said, as on the page.
+    room = min(request.settings.max_new_tokens, pair.info.context_length // 2)
+    ids, dropped = fit_chat(pair.tokenizer, request.messages, pair.info.context_length - room)
+    if dropped:
+        print(f"The oldest {dropped} messages do not fit and were left out.", file=sys.stderr)
+    marked = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    colour = not os.environ.get("NO_COLOR")
+    writer = _writer(request, marked, colour)
+    cancel = threading.Event()
+    rounds: list[Round] = []
+    generation = Engine(pair).generate(ids, request.settings, cancel=cancel, domain=request.domain)
+    with _interrupts_set(cancel), contextlib.closing(generation):
+        with contextlib.suppress(KeyboardInterrupt):
+            for round_ in generation:
+                rounds.append(round_)
+                writer.round(round_)
+        generation.close()
+        reply = generation.reply
+        writer.end(reply, sum(len(round_.text) for round_ in rounds))
+    if not request.json:
+        if marked and request.settings.num_draft_tokens:
+            print(legend(colour, request.show_discarded), file=sys.stderr)
+        print(figures_line(reply_figures(reply, rounds), reply.settings), file=sys.stderr)
+    if reply.error:
+        print(printable(reply.error), file=sys.stderr)
+    return {"cancelled": INTERRUPTED, "error": 1}.get(reply.finish_reason, 0)
+
+
+def main(arguments: Sequence[str] | None = None, load: Callable[..., Pair] = load_embedded) -> int:
+    """The command; returns its exit status. ``load(progress)`` gives the pair."""
+    for stream in (sys.stdout, sys.stderr):  # whatever the locale says
+        stream.reconfigure(encoding="utf-8", errors="replace")
+    try:
+        request = parse_request(arguments)
+        progress = progress_printer(sys.stderr)
+        progress("Loading PyTorch", None)
+        pair = load(progress)
+        progress("", None)
+        return answer(pair, request)
+    except (InputError, SettingsError, PromptError, LoadError) as error:
+        print(printable(str(error)), file=sys.stderr)
+        return BAD_INPUT
+    except KeyboardInterrupt:  # while loading
+        print(file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output once more at its end: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

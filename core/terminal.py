@@ -1,0 +1,179 @@
+"""A reply in a terminal: every token in the mark of its fate, streamed as the rounds come.
+
+Marks are SGR attributes (ECMA-48); colour repeats what they say, so that they read the same where
+``NO_COLOR`` takes the colour away. Model text goes through ``printable``: it cannot move the
+cursor, ring the bell or retitle the window. Knows the records, no engine and no command line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable
+from typing import TextIO
+
+from core.records import Fate, Reply, Round, Token
+
+# Attribute and colour of each fate. Accepted text, the bulk of a reply, is the one without attribute.
+MARKS: dict[Fate, tuple[str, str]] = {
+    Fate.ACCEPTED: ("", "32"),  # green
+    Fate.REJECTED: ("9", "31"),  # struck through, red
+    Fate.DISCARDED: ("2;9", ""),  # struck through and faint
+    Fate.RESAMPLED: ("4", "34"),  # underlined, blue
+    Fate.BONUS: ("1", "33"),  # bold, yellow
+    Fate.PLAIN: ("3", ""),  # italic
+}
+
+MEANINGS: dict[Fate, str] = {
+    Fate.ACCEPTED: "drafted and kept",
+    Fate.REJECTED: "drafted and not kept",
+    Fate.DISCARDED: "drafted and never tested",
+    Fate.RESAMPLED: "the target's correction",
+    Fate.BONUS: "the target's free token",
+    Fate.PLAIN: "the target alone",
+}
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """``text`` with every C0 and C1 control but newline and tab replaced by a sign one can see."""
+    return _CONTROLS.sub(_sign, text)
+
+
+def _sign(control: re.Match[str]) -> str:
+    code = ord(control[0])
+    if code < 0x20:
+        return chr(0x2400 + code)  # Unicode's control pictures: ␛ for escape
+    return "␡" if code == 0x7F else f"⟨{code:02X}⟩"
+
+
+def mark(text: str, fate: Fate, colour: bool = True) -> str:
+    """``text`` in the mark of ``fate``, line by line: a mark open at a line's end would run to the margin."""
+    attribute, hue = MARKS[fate]
+    codes = ";".join(code for code in (attribute, hue if colour else "") if code)
+    if not codes:
+        return text
+    return "\n".join(f"\x1b[{codes}m{line}\x1b[0m" if line else "" for line in text.split("\n"))
+
+
+def legend(colour: bool = True, discarded: bool = False) -> str:
+    """One line that shows each mark and says what it means."""
+    fates = [fate for fate in Fate if discarded or fate is not Fate.DISCARDED]
+    return "  ".join(f"{mark(fate.value, fate, colour)} {MEANINGS[fate]}" for fate in fates)
+
+
+class PlainWriter:
+    """Writes the reply's visible text and nothing else, for files and pipes."""
+
+    def __init__(self, out: TextIO):
+        self._out = out
+        self._last = ""
+
+    def round(self, round_: Round) -> None:
+        """Writes what became safe to show."""
+        self._write(round_.text)
+
+    def end(self, reply: Reply, shown: int) -> None:
+        """Writes what of the reply is not among the ``shown`` characters yet, and ends the line."""
+        self._write(reply.visible_text[shown:])
+        if self._last and not self._last.endswith("\n"):
+            self._write("\n")
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._last = text
+            self._out.write(printable(text))
+            self._out.flush()
+
+
+class RedlineWriter:
+    """Writes every token in its mark; a rejected one stands, struck through, before its replacement.
+
+    A token waits until its text is safe to show: it might be the beginning of a stop string. A token
+    without text shows its label. ``plain_marked`` is off for replies without drafts, where there is
+    nothing to tell plain tokens from.
+    """
+
+    def __init__(self, out: TextIO, *, colour: bool, discarded: bool, plain_marked: bool):
+        self._out = out
+        self._colour = colour
+        self._discarded = discarded
+        self._plain_marked = plain_marked
+        self._waiting: deque[Token] = deque()
+        self._safe = 0  # characters of the reply that may be shown, less those of the tokens written
+        self._line_open = False
+
+    def round(self, round_: Round) -> None:
+        """Takes a round's tokens and writes those that became safe."""
+        self._waiting.extend(_reading_order(round_))
+        self._safe += len(round_.text)
+        self._release()
+        self._out.flush()
+
+    def end(self, reply: Reply, shown: int) -> None:
+        """Writes what of the reply is not among the ``shown`` characters yet, and ends the line."""
+        self._safe += reply.visible_chars - shown
+        self._release()
+        if self._safe > 0:  # of a token that a stop string cuts, or of the reply's tail
+            cut = self._waiting[0] if self._waiting else None
+            self._write(reply.visible_text[-self._safe :], cut and self._mark_of(cut))
+        if self._line_open:
+            self._write("\n", None)
+        self._out.flush()
+
+    def _release(self) -> None:
+        while self._waiting and len(self._text(self._waiting[0])) <= self._safe:
+            token = self._waiting.popleft()
+            self._safe -= len(self._text(token))
+            self._show(token)
+
+    @staticmethod
+    def _text(token: Token) -> str:
+        return token.text if token.emitted else ""
+
+    def _show(self, token: Token) -> None:
+        if token.fate is Fate.DISCARDED and not self._discarded:
+            return
+        text = token.text or token.label or ""
+        if not token.emitted:
+            text = text.replace("\n", "↵").replace("\t", "⇥")  # must not break the line: it is not there
+        elif token.fate in (Fate.RESAMPLED, Fate.BONUS) and not text.strip("\n"):
+            text = "↵" + text  # line breaks alone would not show their mark
+        self._write(text, self._mark_of(token))
+
+    def _mark_of(self, token: Token) -> Fate | None:
+        return None if token.fate is Fate.PLAIN and not self._plain_marked else token.fate
+
+    def _write(self, text: str, fate: Fate | None) -> None:
+        if text:
+            self._line_open = not text.endswith("\n")
+            text = printable(text)
+            self._out.write(mark(text, fate, self._colour) if fate else text)
+
+
+def _reading_order(round_: Round) -> list[Token]:
+    """Accepted tokens, then rejected ones, what the target put in their place, and discarded ones last."""
+    last = (Fate.RESAMPLED, Fate.DISCARDED)
+    return sorted(round_.tokens, key=lambda token: last.index(token.fate) + 1 if token.fate in last else 0)
+
+
+def progress_printer(out: TextIO) -> Callable[[str, float | None], None]:
+    """A loader's ``progress``: one line rewritten in place on a terminal, elsewhere a line a sentence.
+
+    Call it with an empty sentence when all is loaded, which clears the line on a terminal.
+    """
+    in_place = out.isatty()
+    previous = ""
+
+    def progress(sentence: str, fraction: float | None) -> None:
+        nonlocal previous
+        if in_place:
+            percent = "" if fraction is None else f" {fraction:.0%}"
+            out.write(f"\r\x1b[K{sentence}{percent}")
+        elif sentence and sentence != previous:
+            out.write(f"{sentence}\n")
+        previous = sentence
+        out.flush()
+
+    return progress
