@@ -17,7 +17,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -33,7 +33,7 @@ from core.sampling import (
     raw_probability,
     verify_tokenwise,
 )
-from core.text import PromptError
+from core.text import PromptError, decode
 from core.transcript import Piece, Transcript
 
 log = logging.getLogger(__name__)
@@ -41,11 +41,23 @@ log = logging.getLogger(__name__)
 _LOCK_POLL_SECONDS = 0.05  # how often a waiting reply looks whether it was cancelled
 
 
-class Engine:
-    """Runs one pair. ``generate`` may be called from any thread; a second reply waits for the first."""
+Uniform = Callable[[], float]
 
-    def __init__(self, pair: Pair):
+
+def seeded(seed: int) -> Uniform:
+    """Draws from [0, 1) in float64, of one reply alone: replies that overlap cannot disturb each other."""
+    return random.Random(seed).random
+
+
+class Engine:
+    """Runs one pair. ``generate`` may be called from any thread; a second reply waits for the first.
+
+    ``uniforms`` makes the draws of a reply from its seed; another source lets them be scripted.
+    """
+
+    def __init__(self, pair: Pair, uniforms: Callable[[int], Uniform] = seeded):
         self.pair = pair
+        self.uniforms = uniforms
         self._lock = threading.Lock()
 
     @property
@@ -94,6 +106,7 @@ class Generation:
         self._engine = engine
         self._pair = engine.pair
         self._cancel = cancel
+        self._done: list[Round] = []
         self._transcript = Transcript(
             engine.pair.tokenizer,
             prompt_ids,
@@ -102,7 +115,7 @@ class Generation:
             min(len(prompt_ids) + settings.max_new_tokens, engine.pair.target.shape.context_length),
             domain,
         )
-        self._loop = _Loop(engine.pair, self._transcript, settings)
+        self._loop = _Loop(engine.pair, self._transcript, settings, engine.uniforms(settings.seed))
         self._rounds = self._run()
 
     def __iter__(self) -> Iterator[Round]:
@@ -115,24 +128,24 @@ class Generation:
         """Ends the reply now and frees the engine; what was emitted stays."""
         self._rounds.close()
         if self.reply is None:  # never started
-            self._finish("cancelled", None, [])
+            self._finish("cancelled", None)
 
     def _run(self) -> Iterator[Round]:
-        finish, error, seconds = "cancelled", None, []
+        finish, error = "cancelled", None
         lock = self._engine._lock
         while not lock.acquire(timeout=_LOCK_POLL_SECONDS):
             if self._cancel.is_set():
-                self._finish(finish, error, seconds)
+                self._finish(finish, error)
                 return
         try:
             if not self._cancel.is_set():
                 self._prefill()
             while not self._cancel.is_set():
                 round_ = self._loop.next_round()
-                seconds.append(round_.seconds)
+                self._done.append(round_)
                 if round_.finish_reason:
                     # Before the yield: a reader that stops at the last round still finds the reply.
-                    self._finish(round_.finish_reason, self._loop.error, seconds)
+                    self._finish(round_.finish_reason, self._loop.error)
                 yield round_
                 if round_.finish_reason:
                     return
@@ -142,43 +155,44 @@ class Generation:
         finally:
             lock.release()
             if self.reply is None:
-                self._finish(finish, error, seconds)
+                self._finish(finish, error)
 
     def _prefill(self) -> None:
         start = time.perf_counter()
         self._loop.prefill()
         self.prefill_seconds = time.perf_counter() - start
 
-    def _finish(self, finish_reason: str, error: str | None, seconds: list[float]) -> None:
-        ids = self._transcript.ids[self.prompt_tokens :]
-        text = self._transcript.text()
+    def _finish(self, finish_reason: str, error: str | None) -> None:
+        # From the rounds given out: a round that died half-way has committed tokens nobody saw.
+        emitted = [token for round_ in self._done for token in round_.tokens if token.emitted]
+        text = decode(self._pair.tokenizer, [token.id for token in emitted])
         prefill = self.prefill_seconds or 0.0
         self.reply = Reply(
-            token_ids=tuple(ids),
+            token_ids=tuple(token.id for token in emitted),
             text=text,
             visible_chars=self._transcript.visible_chars(text),
-            tail=self._transcript.tail(text),
+            tail=text[sum(len(token.text) for token in emitted) :],
             finish_reason=finish_reason,
             error=error,
             settings=self.settings,
             pair=self._pair.info,
             prompt_tokens=self.prompt_tokens,
             prefill_seconds=prefill,
-            ttft_seconds=prefill + seconds[0] if ids else None,
-            seconds=prefill + sum(seconds),
-            num_rounds=len(seconds),
+            ttft_seconds=prefill + self._done[0].seconds if emitted else None,
+            seconds=prefill + sum(round_.seconds for round_ in self._done),
+            num_rounds=len(self._done),
         )
 
 
 class _Loop:
     """Draft, verify, commit, over one transcript."""
 
-    def __init__(self, pair: Pair, transcript: Transcript, settings: Settings):
+    def __init__(self, pair: Pair, transcript: Transcript, settings: Settings, uniform: Uniform):
         self.error: str | None = None  # one sentence, once a round could not be finished
         self._pair = pair
         self._transcript = transcript
         self._settings = settings
-        self._uniform = random.Random(settings.seed).random
+        self._uniform = uniform
         self._drafter: Drafter | None = pair.drafter if settings.num_draft_tokens else None
         self._rounds = 0
 

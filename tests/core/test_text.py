@@ -1,0 +1,169 @@
+"""Text and ids: nothing lost, no half character, stops wherever borders fall (TK-01, TK-03, SD-02)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from core.text import (
+    REPLACEMENT,
+    Detokenizer,
+    PromptError,
+    StopStrings,
+    decode,
+    encode_chat,
+    end_token_ids,
+    fit_chat,
+    label,
+)
+
+
+@pytest.fixture(scope="module")
+def smol(embedded_folder):
+    return AutoTokenizer.from_pretrained(embedded_folder)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer():
+    """One token a byte, as GPT-2's tokenizer falls back to."""
+    from core.text import _BYTES
+
+    vocabulary = {character: byte for character, byte in _BYTES.items()}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token=None))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=True)
+
+
+@pytest.fixture(scope="module")
+def llama_like():
+    """Sentence pieces with ▁ for spaces and bytes as <0xHH>, as Llama 2 and Mistral have."""
+    words = ["▁Hello", "▁world", ",", "▁this", "▁is", "▁", "!", "▁x"]
+    vocabulary = {"<unk>": 0} | {f"<0x{b:02X}>": b + 1 for b in range(256)}
+    vocabulary |= {word: len(vocabulary) + n for n, word in enumerate(words)}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(content=" ", left=1),
+        ]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+
+
+def streamed(tokenizer, ids) -> list[str]:
+    detokenizer = Detokenizer(tokenizer)
+    return [detokenizer.push(i) for i in ids]
+
+
+HARD = [
+    "😀",
+    "👨‍👩‍👧‍👦 family",
+    "🇩🇪🇫🇷",
+    "안녕하세요",
+    "你好 ñ עברית",
+    "x != y and a . b , 'c' n't",
+    "    indented\n        more\n\n    Hello\n",
+]
+
+
+@pytest.mark.parametrize("text", HARD)
+def test_pieces_join_to_the_text_and_never_hold_half_a_character(byte_tokenizer, smol, text):
+    for tokenizer in (byte_tokenizer, smol):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        pieces = streamed(tokenizer, ids)
+        assert "".join(pieces) == decode(tokenizer, ids) == text
+        assert not any(REPLACEMENT in piece for piece in pieces)
+
+
+def test_a_character_split_over_tokens_is_given_whole_by_the_last(byte_tokenizer):
+    ids = list("😀".encode())
+    assert streamed(byte_tokenizer, ids) == ["", "", "", "😀"]
+    assert [label(byte_tokenizer, i) for i in ids] == ["⟨F0⟩", "⟨9F⟩", "⟨98⟩", "⟨80⟩"]
+
+
+def test_words_of_a_llama_tokenizer_keep_their_spaces(llama_like):
+    pieces = ["▁Hello", "▁world", ",", "▁this", "▁is"]
+    ids = llama_like.convert_tokens_to_ids(pieces)
+    assert streamed(llama_like, ids) == ["Hello", " world", ",", " this", " is"]
+    korean = [b + 1 for b in "안".encode()]
+    assert streamed(llama_like, [*ids, *korean])[-3:] == ["", "", "안"]
+    assert label(llama_like, korean[0]) == "⟨EC⟩"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_ids_at_all(byte_tokenizer, smol, seed):
+    """Bytes that form no character come out as the whole decode has them, at the latest at the end."""
+    generator = random.Random(seed)
+    for tokenizer, size in ((byte_tokenizer, 256), (smol, 49152)):
+        ids = generator.choices(range(size), k=60)
+        given = "".join(streamed(tokenizer, ids))
+        whole = decode(tokenizer, ids)
+        assert whole.startswith(given)
+        assert set(whole[len(given) :]) <= {REPLACEMENT}
+
+
+def test_peeking_takes_nothing(byte_tokenizer):
+    detokenizer = Detokenizer(byte_tokenizer)
+    first, *rest = "é".encode()
+    assert detokenizer.push(first) == ""
+    assert detokenizer.peek([*rest, ord("!")]) == ["é", "!"]
+    assert detokenizer.peek([ord("a")])[0] in (REPLACEMENT + "a",)
+    assert detokenizer.push(rest[0]) == "é"
+
+
+def test_labels_of_special_tokens(smol):
+    assert label(smol, 2) == "<|im_end|>"
+    assert label(smol, 10**6).startswith("⟨")
+
+
+def test_end_ids_are_a_union(smol):
+    assert end_token_ids(smol, {"eos_token_id": [1, 106]}, {"eos_token_id": 7}, None, {}) == {2, 1, 106, 7}
+
+
+def test_chat_and_what_is_dropped_when_it_does_not_fit(smol):
+    system = {"role": "system", "content": "Be brief."}
+    turns = [
+        {"role": role, "content": f"{role} {n} " + "word " * 20}
+        for n in range(3)
+        for role in ("user", "assistant")
+    ][:-1]
+    whole = encode_chat(smol, [system, *turns])
+    assert smol.decode(whole).endswith("<|im_start|>assistant\n")
+    assert fit_chat(smol, [system, *turns], len(whole)) == (whole, 0)
+    ids, dropped = fit_chat(smol, [system, *turns], len(whole) - 1)
+    assert dropped == 2 and ids == encode_chat(smol, [system, *turns[2:]])
+    ids, dropped = fit_chat(smol, [system, *turns], 60)
+    assert dropped == 4 and ids == encode_chat(smol, [system, turns[-1]])
+    with pytest.raises(PromptError, match="please shorten"):
+        fit_chat(smol, [system, *turns], 20)
+
+
+@pytest.mark.parametrize("pieces", [["abcEND"], ["ab", "cE", "ND"], ["abcEN", "D tail"], list("abcEND")])
+def test_stop_strings_are_found_across_pieces_and_never_shown(pieces):
+    stops, text, shown = StopStrings(["END", "STOP"]), "", []
+    for piece in pieces:
+        text += piece
+        found = stops.push(piece)
+        shown.append(text[: stops.safe_length()])
+        if found:
+            break
+    assert found and stops.cut == 3
+    assert all("abc".startswith(s) for s in shown)
+
+
+def test_what_only_began_like_a_stop_string_is_shown_later():
+    stops = StopStrings(["###"])
+    assert not stops.push("a##") and stops.safe_length() == 1
+    assert not stops.push(" b") and stops.safe_length() == 5
+
+
+def test_of_several_stop_strings_the_earliest_cuts():
+    stops = StopStrings(["cd", "bcd"])
+    assert stops.push("abcd") and stops.cut == 1
+    assert not StopStrings([]).push("anything") and StopStrings([""]).safe_length() == 0

@@ -1,0 +1,37 @@
+"""A tiny random Llama in float32, made by transformers, and the same weights in Redline's decoder."""
+
+from __future__ import annotations
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from core.models.decoder import Decoder, DecoderShape
+from core.models.linear import FORMS
+
+
+def tiny_llama(seed: int, *, vocabulary: int = 61, context: int = 300, layers: int = 2) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.15,  # large enough for varied predictions
+        attn_implementation="eager",
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+def as_decoder(model: LlamaForCausalLM, form: str = "float32") -> Decoder:
+    tensors = model.state_dict()
+    make = FORMS[form]
+    return Decoder.from_tensors(
+        DecoderShape.from_config(model.config.to_dict()),
+        tensors,
+        make,
+        tensors["model.embed_tokens.weight"],
+        make(tensors["lm_head.weight"]),
+    )

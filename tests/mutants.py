@@ -1,0 +1,201 @@
+"""Breaks the rule of speculative sampling in every way it is known to be broken, one at a time.
+
+Each mutant is a copy of ``core`` with one line changed; the exactness and engine tests run against
+the copy, and must notice. Prints a table; exit status 1 when a mutant survived or no longer applies.
+
+Run: ``python tests/mutants.py [NAME ...]`` (part of ``make proof``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TESTS = ["tests/core/test_sampling.py", "tests/core/test_engine.py", "tests/core/test_decoder.py"]
+EXACTNESS = "tests/core/test_exactness.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """``before`` occurs once in ``file`` and becomes ``after``. ``statistical``: only the exactness suite
+    is asked, to show that it notices by itself."""
+
+    name: str
+    file: str
+    before: str
+    after: str
+
+
+MUTANTS = [
+    Mutant("accept if u·q ≤ p", "sampling.py", "return u * q < p", "return u * q <= p"),
+    Mutant("accept always", "sampling.py", "return u * q < p", "return p > 0"),
+    Mutant("accept if p ≥ q only", "sampling.py", "return u * q < p", "return q <= p"),
+    Mutant("accept greedily: u < p, whatever q", "sampling.py", "return u * q < p", "return u < p"),
+    Mutant(
+        "residual from p",
+        "sampling.py",
+        "draw(residual(p, proposal.q), uniform())",
+        "draw(p.probabilities, uniform())",
+    ),
+    Mutant("residual |p - q|", "sampling.py", "left.clamp_min_(0)", "left.abs_()"),
+    Mutant(
+        "the residual's draw is u again",
+        "sampling.py",
+        "draw(residual(p, proposal.q), uniform())",
+        "draw(residual(p, proposal.q), u)",
+    ),
+    Mutant(
+        "a zero residual draws nothing sensible",
+        "sampling.py",
+        "return left if left.sum() > 0 else p.probabilities.double()",
+        "return left",
+    ),
+    Mutant(
+        "bonus from the row before",
+        "sampling.py",
+        "p = target(len(proposals))",
+        "p = target(max(0, len(proposals) - 1))",
+    ),
+    Mutant(
+        "p from the row before", "sampling.py", "p = target(position)", "p = target(max(0, position - 1))"
+    ),
+    Mutant(
+        "top-p keeps one id too many",
+        "sampling.py",
+        "keep = before < top_p",
+        "keep = before <= values[0] + top_p",
+    ),
+    Mutant(
+        "filters in another order",
+        "sampling.py",
+        "if 0 < top_k < len(scaled):",
+        "if top_p == 1 and 0 < top_k < len(scaled):",
+    ),
+    Mutant(
+        "q from the unfiltered logits",
+        "drafters/model.py",
+        "Proposal(sample(q, uniform()), q, soft)",
+        "Proposal(sample(q, uniform()), distribution(logits, 1.0, ids=self.head_ids), soft)",
+    ),
+    Mutant(
+        "greedy draft, soft q",
+        "drafters/model.py",
+        "sample(q, uniform())",
+        "sample(distribution(logits, 0, ids=self.head_ids), uniform())",
+    ),
+    Mutant(
+        "draft at temperature 1",
+        "drafters/model.py",
+        "q = distribution(logits, settings.temperature,",
+        "q = distribution(logits, settings.temperature and 1.0,",
+    ),
+    Mutant(
+        "draft without its filters but with the target's q",
+        "drafters/model.py",
+        "Proposal(sample(q, uniform()), q, soft)",
+        "Proposal(sample(distribution(logits, settings.temperature, ids=self.head_ids), uniform()), q, soft)",
+    ),
+    Mutant(
+        "target's cache one too long",
+        "engine.py",
+        "cache.length = min(cache.length, standing)",
+        "cache.length = min(cache.length, standing + 1)",
+    ),
+    Mutant(
+        "target's cache one too short",
+        "engine.py",
+        "cache.length = min(cache.length, standing)",
+        "cache.length = min(cache.length, standing) - 1",
+    ),
+    Mutant(
+        "draft's cache one too long",
+        "engine.py",
+        "self._drafter.rollback(standing)",
+        "self._drafter.rollback(standing + 1)",
+    ),
+    Mutant("draft never rolled back", "engine.py", "self._drafter.rollback(standing)", "pass"),
+    Mutant(
+        "draft reads only the last id",
+        "drafters/model.py",
+        "unread = list(ids[self.cache.length :])",
+        "unread = list(ids[-1:])",
+    ),
+    Mutant(
+        "an accepted end does not end",
+        "engine.py",
+        "if self._transcript.finish_reason:\n                    break",
+        "if False:\n                    break",
+    ),
+    Mutant(
+        "one token too many",
+        "engine.py",
+        "self._settings.max_new_tokens - self._transcript.emitted - 1",
+        "self._settings.max_new_tokens - self._transcript.emitted",
+    ),
+    Mutant(
+        "rows see the rows after them",
+        "models/decoder.py",
+        "torch.arange(start, start + rows)",
+        "torch.arange(start + 1, start + rows + 1)",
+    ),
+    Mutant(
+        "positions shifted after a rollback",
+        "models/decoder.py",
+        "rotation = self.rotations[start:end]",
+        "rotation = self.rotations[start + (rows > 1) : end + (rows > 1)]",
+    ),
+]
+
+
+def run(folder: Path, tests: list[str]) -> bool:
+    """Whether ``tests`` pass against the ``core`` in ``folder``."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True).returncode == 0
+
+
+def verdict(mutant: Mutant, folder: Path) -> str:
+    file = folder / "core" / mutant.file
+    source = file.read_text()
+    if source.count(mutant.before) != 1:
+        return "does not apply"
+    file.write_text(source.replace(mutant.before, mutant.after))
+    try:
+        if not run(folder, [EXACTNESS]):
+            return "killed by the exactness suite"
+        return "SURVIVED" if run(folder, TESTS) else "killed by unit tests"
+    finally:
+        file.write_text(source)
+
+
+def main(names: list[str]) -> int:
+    chosen = [m for m in MUTANTS if not names or m.name in names]
+    bad = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for part in ("core", "tests", "data", "pyproject.toml"):
+            source = ROOT / part
+            ignore = shutil.ignore_patterns("__pycache__", "*.db*")
+            copy = shutil.copytree if source.is_dir() else shutil.copy
+            copy(source, folder / part, **({"ignore": ignore} if source.is_dir() else {}))
+        if not run(folder, [EXACTNESS, *TESTS]):
+            print("The unchanged sources fail their tests; mend that first.", file=sys.stderr)
+            return 1
+        for mutant in chosen:
+            start = time.perf_counter()
+            result = verdict(mutant, folder)
+            bad += result in ("SURVIVED", "does not apply")
+            print(f"{mutant.name:<52} {result:<32} {time.perf_counter() - start:4.0f} s", flush=True)
+    print(f"{len(chosen)} mutants, {len(chosen) - bad} killed")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
