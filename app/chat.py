@@ -69,7 +69,14 @@ DOWNLOAD = (
     "() => { (document.querySelector('#export-file a') || document.querySelector('#export-file')).click(); }"
 )
 TOGGLE_SETTINGS = "() => { document.querySelector('#settings .toggle-button')?.click(); }"
-TO_MESSAGE = "() => { document.querySelector('#message textarea')?.focus({preventScroll: true}); }"
+# Where the focus went with a button that is gone; never away from a token one is reading about, and not on
+# a touch screen, where it would bring the keyboard up.
+TO_MESSAGE = """() => {
+  const lost = document.activeElement === document.body || document.activeElement?.id === 'new';
+  if (lost && matchMedia('(pointer: fine)').matches) {
+    document.querySelector('#message textarea')?.focus({preventScroll: true});
+  }
+}"""
 
 
 class Chat:
@@ -246,7 +253,7 @@ class Chat:
     def mount(self, page: gr.Blocks) -> None:
         """Connect what begins when the page is opened."""
         loading = [self.header, self.loading, self.retry, self.message, self.send]
-        page.load(self.open_page, self.browser, self.everything, **PRIVATE)
+        page.load(self.open_page, self.browser, self.everything, concurrency_limit=None, **PRIVATE)
         page.load(self.watch_loading, None, loading, concurrency_limit=None, **PRIVATE)
         self.retry.click(self.load_again, None, loading, concurrency_limit=None, **PRIVATE)
 
@@ -283,22 +290,28 @@ class Chat:
 
     # ------------------------------------------------------------------ the conversation as a whole
 
-    def open_page(self, browser: object) -> dict:
-        """The browser's last conversation, or an empty one."""
+    def open_page(self, browser: object) -> Iterator[dict]:
+        """The browser's last conversation, or an empty one.
+
+        A reply that is being written, as when the page is reloaded, is followed to its end: that of the
+        page that was left, or of another that is open.
+        """
         kept = browser if isinstance(browser, dict) else {}
         conversation = self.desk.open(kept.get("conversation")) or self.desk.new()
         conversation.view = READ if kept.get("view") == READ else REDLINE
-        return {
+        yield {
             **self._everything(conversation),
             self.browser: remembered(conversation),
             self.view: conversation.view,
             self.panel.system: conversation.system,
         }
+        if conversation.current is not None and not conversation.current.done.is_set():
+            yield from self._follow(conversation, conversation.current)
 
     def begin_anew(self, session: str) -> dict:
         old, new = self.desk.open(session), self.desk.new()
         if old is not None:
-            old.stop()
+            old.leave()
             new.view, new.system = old.view, old.system
         return {**self._everything(new), self.browser: remembered(new)}
 
@@ -390,10 +403,8 @@ class Chat:
             return
         try:
             answer = begin()
-            kept = {self.browser: remembered(conversation)}
-            yield {**self._everything(conversation), **kept, **first}
-            for update in self._follow(conversation, answer):
-                yield {**update, **kept}
+            yield {**self._everything(conversation), self.browser: remembered(conversation), **first}
+            yield from self._follow(conversation, answer)
         except (Refused, SettingsError, PromptError) as error:
             gr.Warning(str(error))
             yield {self.browser: browser}
@@ -401,10 +412,14 @@ class Chat:
             conversation.release()
 
     def _follow(self, conversation: Conversation, answer: Answer) -> Iterator[dict]:
+        """What changes on the page until the reply has ended, or the page has left the conversation."""
+        kept = {self.browser: remembered(conversation)}
         seen, said, figures_at, ended = 0, "", 0.0, False
         plot_at = yielded_at = time.monotonic()
         while not ended:
             ended = answer.done.wait(TICK)
+            if conversation.left:
+                return
             update: dict = {}
             rounds, now = len(answer.rounds), time.monotonic()
             if ended:
@@ -423,7 +438,7 @@ class Chat:
                 update[self.status] = said = status
             if update or now - yielded_at >= SIGN_OF_LIFE_EVERY:
                 yielded_at = now
-                yield update
+                yield {**update, **kept}
 
     # ------------------------------------------------------------------ what is shown
 

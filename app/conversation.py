@@ -173,6 +173,7 @@ class Conversation:
     """One conversation of one browser. ``view`` is how its replies are shown: "redline" or "read".
 
     ``key`` is random, and whoever knows it may see the conversation: the browser it belongs to.
+    ``left``: the page has turned to another one.
     """
 
     def __init__(self, key: str, system: str = "", recorded: bool = False):
@@ -180,6 +181,7 @@ class Conversation:
         self.view = "redline"
         self.turns: list[Turn] = []
         self.writing: Answer | None = None
+        self.left = False
         self._claim = threading.Lock()
 
     @property
@@ -215,6 +217,7 @@ class Conversation:
         stopping = writing is None or writing.cancel.is_set() or writing.done.is_set()
         if not self._claim.acquire(timeout=SECONDS_TO_STOP if stopping else 0):
             raise Refused("A reply is still being written: stop it first, or wait for its end.")
+        self.left = False
 
     def release(self) -> None:
         """Give the right back. Stops the reply if it is still being written, as when the tab was closed."""
@@ -223,6 +226,11 @@ class Conversation:
             self.writing.done.wait(SECONDS_TO_STOP)
             self.writing = None
         self._claim.release()
+
+    def leave(self) -> None:
+        """The page turns to another conversation: stop, and show nothing of this one any more."""
+        self.left = True
+        self.stop()
 
     def stop(self) -> None:
         """Ask the reply in progress to end after the round in flight; what was said is kept."""

@@ -354,6 +354,35 @@ def test_a_reload_brings_the_conversation_back_to_its_browser_only(serve, tab):
     expect(page.page.locator("#welcome")).to_be_visible()
 
 
+def test_a_reload_in_the_middle_of_a_reply_keeps_what_was_said(serve, tab):
+    served = serve(LONG, gate=threading.Event())
+    page = tab(served.url).ready()
+    page.send("Go.")
+    page.page.locator("#redline .rl-accepted").first.wait_for()
+    half = page.drawn()
+    page.page.reload()
+    page.page.wait_for_function(f"text => ({DRAWN})() === text", arg=half)
+    page.ended()
+    expect(page.page.locator("#status")).to_have_text("Ended: stopped.")
+    expect(page.page.locator("#send")).to_be_visible()
+
+
+def test_a_new_conversation_in_the_middle_of_a_reply_stays_new(serve, tab):
+    gate = threading.Event()
+    served = serve(LONG, gate=gate)
+    page = tab(served.url).ready()
+    page.send("Go.")
+    page.page.locator("#redline .rl-accepted").first.wait_for()
+    old = next(iter(served.desk._answers.values()))
+    page.page.click("#new")
+    expect(page.page.locator("#welcome")).to_be_visible()
+    assert old.done.wait(20) and old.finish_reason == "cancelled"
+    gate.set()
+    page.ask("Again.")
+    assert page.drawn() == LONG
+    assert "Go." not in served.engine.prompts[1]
+
+
 def test_two_browsers_take_turns_and_the_waiting_one_says_so(serve, tab):
     gate = threading.Event()
     served = serve(lambda question: f"You said {question} " + LONG, gate=gate)
