@@ -18,7 +18,7 @@ import gradio as gr
 
 from app import settings_panel
 from app.charts import RoundsChart, rounds_value
-from app.conversation import Answer, Conversation, Desk, Refused
+from app.conversation import PLAIN_CAPTION, Answer, Conversation, Desk, Refused
 from app.display import LATEX_DELIMITERS, as_html, show_question, show_reply
 from app.figures import ENDINGS, FiguresPanel, comparison, figures_value
 from app.token_view import RedlineView
@@ -94,7 +94,7 @@ class Chat:
         self.session = gr.State("")
         # The secret only has to be the same after a restart: the key it hides is the browser's own.
         self.browser = gr.BrowserState({}, storage_key="redline", secret="redline-conversation")
-        with gr.Sidebar(position="left", width=300, open=False, elem_id="settings", label="Settings"):
+        with gr.Sidebar(position="left", width=320, open=False, elem_id="settings", label="Settings"):
             self.panel = settings_panel.build()
         with gr.Row(elem_id="top"):
             self.header = gr.HTML(header(None), elem_id="header", apply_default_css=False)
@@ -184,7 +184,7 @@ class Chat:
         self.chart = RoundsChart(elem_id="chart")
         self.notice = gr.HTML(RECORD_TITLE, elem_id="notice", apply_default_css=False)
         self.export_scope = gr.Radio(
-            [("This conversation", "one"), ("Everything recorded", "all")],
+            [("This conversation", "one"), ("Everything", "all")],
             value="one",
             label="What to export",
             show_label=False,
@@ -503,6 +503,8 @@ struck out, and what the editor wrote instead. What remains is distributed exact
 written alone.</p>
 </div>"""
 
+# A message of its own, so that no reply's text holds it.
+CAPTION = {"type": "text", "text": f"<div class='caption'>{PLAIN_CAPTION.capitalize()}</div>"}
 RECORD_TITLE = "<h2 class='margin-title'>The record</h2>"
 
 LOGO = (Path(__file__).resolve().parent.parent / "assets" / "logo.svg").read_text("utf-8")
@@ -554,6 +556,8 @@ def chat_messages(conversation: Conversation) -> list[dict]:
     for turn in conversation.turns:
         messages.append({"role": "user", "content": [show_question(turn.question)]})
         for answer in turn.shown:
+            if answer is turn.repeated:
+                messages.append({"role": "assistant", "content": [CAPTION]})
             messages.append({"role": "assistant", "content": [show_reply(answer.text)]})
     return messages
 

@@ -30,6 +30,7 @@ from core.text import fit_chat
 log = logging.getLogger(__name__)
 
 FIRST, REGENERATED, PLAIN = "first", "regenerated", "plain"
+PLAIN_CAPTION = "once more, plainly: the target alone"
 CONVERSATIONS_KEPT = 64  # in memory; older ones come back from the record
 SECONDS_TO_STOP = 15.0
 
@@ -162,7 +163,7 @@ class Turn:
 
     def drawn(self) -> str:
         """The turn in the token view's form; captions tell a plain repetition from what it repeats."""
-        measured, captions = self.speedup, ["", "once more, plainly: the target alone"]
+        measured, captions = self.speedup, ["", PLAIN_CAPTION]
         if measured and measured[2] is not None:
             captions[0] = f"speculative: measured {measured[2]:.2f}× the plain speed"
         answers = zip(self.shown, captions, strict=False)

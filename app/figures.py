@@ -23,8 +23,8 @@ FIGURES = (
     ),
     (
         "prefill",
-        "of it prompt",
-        "Prefill: the time both models took to read the prompt, part of the time to first token.",
+        "Prefill",
+        "The time both models took to read the prompt, part of the time to first token.",
     ),
     ("speed", "Tokens/s", "Emitted tokens per second of the rounds, the prompt's time apart."),
     ("per_pass", "Per pass", "tokens_per_pass: emitted tokens out of target passes."),

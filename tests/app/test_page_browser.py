@@ -291,7 +291,7 @@ def test_stop_regenerate_and_answer_again_plainly(serve, tab):
     expect(page.page.locator(".comparison")).to_contain_text(f"{ratio:.2f}×")
     assert page.drawn() == LONG + LONG  # the reply and its plain repetition
     page.view("Read")
-    expect(page.bot()).to_have_count(2)
+    expect(page.bot()).to_have_text([LONG, "Once more, plainly: the target alone", LONG])
     expect(page.page.locator(".comparison")).to_be_visible()
 
 
