@@ -9,9 +9,10 @@ Prints medians over the repeats with their range, ratios taken within a repeat, 
 time outside model passes, single passes by number of rows, predicted and measured speed-up, and a sentence
 that says whether speculation pays off. ``--json`` writes the same figures and every single measurement.
 
-Tokens per second are after the prompt was read: all of Redline's rounds; of transformers, which says only when
-tokens come, everything from the first token to the end. Load averages at start and end are printed because
-machines are shared; they cannot tell this program's own load from others', so read ratios rather than speeds.
+Tokens per second are after the prompt was read: all of Redline's rounds; of transformers, which says only
+when tokens come, everything from the first token to the end. Load averages at start and end are printed
+because machines are shared; they cannot tell this program's own load from others', so read ratios rather
+than speeds.
 
 Reports, and judges no speed. Does not know the page, the record or other pairs, and does not check that
 replies are right: tests do.
@@ -64,6 +65,9 @@ class Spread:
     high: float
 
     def text(self, form: str = ".1f") -> str:
+        """The median, and the range in brackets if there is one."""
+        if self.low == self.high:
+            return f"{self.median:{form}}"
         return f"{self.median:{form}} ({self.low:{form}}..{self.high:{form}})"
 
 
@@ -91,7 +95,7 @@ def milliseconds(value: Spread | float | None) -> Spread | float | None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Lines of columns two spaces apart: the first as wide as its widest cell and flush left, others right."""
+    """Lines of columns two spaces apart, the first flush left and the others flush right."""
     cells = [list(header), *map(list, rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
     return "\n".join(
@@ -133,6 +137,7 @@ class Sample:
     rounds: tuple[Round, ...] = ()
 
 
+Progress = Callable[[str, float | None], None]
 Samples = dict[Case, list[Sample]]
 Run = Callable[[Sequence[int], float, int, int], Sample]  # prompt ids, temperature, tokens, seed
 
@@ -225,7 +230,7 @@ def measure(
     temperatures: Sequence[float],
     max_new_tokens: int,
     repeats: int,
-    say: Callable[[str, float | None], None],
+    say: Progress,
 ) -> Samples:
     """Samples of every prompt (with its ids) at every temperature in every way, ways taking turns."""
     samples: Samples = {}
@@ -243,7 +248,7 @@ def measure(
                 samples.setdefault(case, []).append(
                     dataclasses.replace(sample, repeat=repeat, prompt=prompt.id)
                 )
-    return samples
+    return dict(sorted(samples.items(), key=lambda item: DOMAINS.index(item[0].domain)))
 
 
 # --- What the replies say ----------------------------------------------------------------------------------
@@ -349,7 +354,8 @@ def verdict(domain: str, found: Sequence[Speculation]) -> str:
         else:
             says = "makes no sure difference"
         clauses.append(
-            f"{says} at temperature {temperature:g} ({best.measured.text('.2f')} times plain at K = {best.k})"
+            f"{says} at temperature {temperature:g}"
+            f" (times plain at K = {best.k}: {best.measured.text('.2f')})"
         )
     return f"On {domain}, speculation " + ", and ".join(clauses) + "."
 
@@ -377,7 +383,7 @@ def _quartiles(values: Sequence[float]) -> Spread:
 
 
 @torch.inference_mode()
-def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int = PASS_REPEATS) -> Passes:
+def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int) -> Passes:
     """Times each kind of pass ``repeats`` times (at least 2), the kinds taking turns, after ``ids``."""
     settings = parse_settings(temperature=1, num_draft_tokens=1, seed=0)
     context, last = list(ids[:-1]), ids[-1]
@@ -463,7 +469,7 @@ class Report:
     load_start: tuple[float, float, float] | None
     load_end: tuple[float, float, float] | None
     pair: dict[str, object]
-    options: dict[str, object]
+    options: Options
     samples: Samples
     speculations: tuple[Speculation, ...]
     passes: Passes
@@ -485,7 +491,7 @@ def _speed_section(report: Report) -> Iterator[str]:
         row = _case_cells(case) + [
             shown(spread(rates(samples))),
             shown(speedups(samples, plain), ".2f"),
-            shown(spread(ratio(sum(s.tokens for s in r), len(r)) for r in by_repeat(samples))),
+            shown(statistics.mean(s.tokens for s in samples)),
         ]
         rows.append(row + ([shown(speedups(samples, against), ".2f")] if has_peer else []))
     yield "Speed: tokens/s after the prompt was read, and how many times others' in the same repeat"
@@ -500,8 +506,8 @@ def _start_section(report: Report) -> Iterator[str]:
         [
             _case_cells(case)
             + [
-                shown(milliseconds(spread(s.prefill_seconds for s in samples))),
-                shown(milliseconds(spread(s.ttft_seconds for s in samples))),
+                shown(milliseconds(spread(s.prefill_seconds for s in samples)), ".0f"),
+                shown(milliseconds(spread(s.ttft_seconds for s in samples)), ".0f"),
                 shown(spread(float(s.prompt_tokens) for s in samples), ".0f"),
             ]
             for case, samples in report.samples.items()
@@ -569,7 +575,7 @@ def _machine_section(report: Report) -> Iterator[str]:
         yield str(pair["exactness_note"])
     o = report.options
     yield (
-        f"{o['prompts']} prompts a domain, up to {o['max_new_tokens']} tokens each, {o['repeats']} repeats;"
+        f"{o.prompts} prompts a domain, up to {o.max_new_tokens} tokens each, {o.repeats} repeats;"
         " median (smallest..largest) of the repeats"
     )
 
@@ -596,7 +602,7 @@ def as_json(report: Report) -> dict[str, object]:
         "load_start": report.load_start,
         "load_end": report.load_end,
         "pair": report.pair,
-        "options": report.options,
+        "options": dataclasses.asdict(report.options),
         "cases": [_case_json(case, samples, report.samples) for case, samples in report.samples.items()],
         "speculation": [dataclasses.asdict(found) for found in report.speculations],
         "passes": dataclasses.asdict(report.passes),
@@ -634,15 +640,25 @@ class BenchError(ValueError):
     """A measurement that cannot be made; the message is one sentence."""
 
 
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to measure, checked. ``prompts`` counts those of each domain."""
+
+    k: tuple[int, ...]
+    prompts: int
+    max_new_tokens: int
+    repeats: int
+    temperatures: tuple[float, ...]
+    against: str | None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m core.bench", description="Measure the embedded pair on this machine."
     )
-    parser.add_argument(
-        "--k", action="append", metavar="N[,N]", help="draft tokens a round (4); may be repeated"
-    )
+    parser.add_argument("--k", action="append", metavar="N[,N]", help="draft tokens a round; repeatable (4)")
     parser.add_argument("--prompts", type=int, default=3, metavar="N", help="of each domain (%(default)s)")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="(%(default)s)")
+    parser.add_argument("--max-new-tokens", default=128, metavar="N", help="(%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="(%(default)s)")
     parser.add_argument("--temperature", nargs="+", default=["0", "0.8"], metavar="X", help="(0 0.8)")
     parser.add_argument("--against", choices=[PEER], help="measure this peer, too, on the same weights")
@@ -651,87 +667,99 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def draft_lengths(given: Sequence[str] | None) -> list[int]:
-    """The Ks asked for ("4", "2,4"), each once. Raises SettingsError; BenchError for 0, which is plain."""
-    texts = [text for item in given or ["4"] for text in item.split(",")]
-    lengths = [parse_settings(num_draft_tokens=text).num_draft_tokens for text in texts]
+def parse_options(given: argparse.Namespace) -> Options:
+    """Raises SettingsError or BenchError with one sentence."""
+    texts = [text for item in given.k or ["4"] for text in item.split(",")]
+    lengths = dict.fromkeys(parse_settings(num_draft_tokens=text).num_draft_tokens for text in texts)
     if 0 in lengths:
         raise BenchError(f"K must be 1 to {MAX_DRAFT_TOKENS}: plain decoding is always measured.")
-    return list(dict.fromkeys(lengths))
+    if given.repeats < 1:
+        raise BenchError(f"The number of repeats must be 1 or more, not {given.repeats}.")
+    choose_prompts(given.prompts)
+    return Options(
+        k=tuple(lengths),
+        prompts=given.prompts,
+        max_new_tokens=parse_settings(max_new_tokens=given.max_new_tokens).max_new_tokens,
+        repeats=given.repeats,
+        temperatures=tuple(
+            dict.fromkeys(parse_settings(temperature=text).temperature for text in given.temperature)
+        ),
+        against=given.against,
+    )
 
 
 def choose_prompts(count: int) -> list[Prompt]:
     """The suite's first ``count`` prompts of each domain. Raises BenchError."""
     suite = load_prompts()
-    most = min(sum(prompt.domain == domain for prompt in suite) for domain in DOMAINS)
+    of_domain = [[prompt for prompt in suite if prompt.domain == domain] for domain in DOMAINS]
+    most = min(map(len, of_domain))
     if not 1 <= count <= most:
         raise BenchError(f"The number of prompts must be 1 to {most}, not {count}.")
-    return [p for domain in DOMAINS for p in [p for p in suite if p.domain == domain][:count]]
+    return [prompt for prompts in of_domain for prompt in prompts[:count]]
 
 
-def bench(given: argparse.Namespace, pair: Pair, say: Callable[[str, float | None], None]) -> Report:
-    """Measures what ``given`` asks for. Raises SettingsError, BenchError or LoadError."""
+def peer_model(say: Progress) -> torch.nn.Module:
+    """The target's weights as transformers runs them, in bfloat16. Raises LoadError."""
+    folder = prepare_embedded(say)
+    say("Reading the same weights with transformers", None)
+    transformers.utils.logging.disable_progress_bar()
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+
+def bench(options: Options, pair: Pair, say: Progress) -> Report:
+    """Measures all that ``options`` ask for. Raises LoadError."""
     load_start = load_average()
-    lengths = draft_lengths(given.k)
-    temperatures = [parse_settings(temperature=text).temperature for text in given.temperature]
-    temperatures = list(dict.fromkeys(temperatures))
-    max_new_tokens = parse_settings(max_new_tokens=given.max_new_tokens).max_new_tokens
-    if given.repeats < 1:
-        raise BenchError(f"The number of repeats must be 1 or more, not {given.repeats}.")
     prompts = [
         (prompt, encode_chat(pair.tokenizer, [{"role": "user", "content": prompt.prompt}]))
-        for prompt in choose_prompts(given.prompts)
+        for prompt in choose_prompts(options.prompts)
     ]
     engine = Engine(pair)
-    runs = {how_name(k): redline(engine, k) for k in [0, *lengths]}
-    if given.against == PEER:
-        folder = prepare_embedded(say)
-        say("Reading the same weights with transformers", None)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-        runs[PEER] = peer(model.eval(), pair.end_ids)
-    samples = measure(runs, prompts, temperatures, max_new_tokens, given.repeats, say)
+    runs = {how_name(k): redline(engine, k) for k in (0, *options.k)}
+    if options.against == PEER:
+        runs[PEER] = peer(peer_model(say), pair.end_ids)
+    samples = measure(runs, prompts, options.temperatures, options.max_new_tokens, options.repeats, say)
     say("Timing single passes", None)
-    passes = time_passes(pair, prompts[0][1], max(FEWEST_ROWS_TIMED, max(lengths) + 1))
-    cases = [Case(d, t, how_name(k)) for d in DOMAINS for t in temperatures for k in lengths]
+    max_rows = max(FEWEST_ROWS_TIMED, max(options.k) + 1)
+    passes = time_passes(pair, prompts[0][1], max_rows, PASS_REPEATS)
     return Report(
         machine=machine(),
         load_start=load_start,
         load_end=load_average(),
         pair=dataclasses.asdict(pair.info),
-        options={
-            "k": lengths,
-            "prompts": given.prompts,
-            "max_new_tokens": max_new_tokens,
-            "repeats": given.repeats,
-            "temperature": temperatures,
-            "against": given.against,
-        },
+        options=options,
         samples=samples,
-        speculations=tuple(speculation(samples, case, int(case.how.split()[-1])) for case in cases),
+        speculations=tuple(
+            speculation(samples, Case(domain, temperature, how_name(k)), k)
+            for domain in DOMAINS
+            for temperature in options.temperatures
+            for k in options.k
+        ),
         passes=passes,
     )
 
 
 def main(arguments: Sequence[str] | None = None, load: Callable[..., Pair] = load_embedded) -> int:
-    """The command; returns its exit status, 2 where nothing could be measured."""
+    """The command; returns its exit status, 2 where nothing could be measured. ``load`` gives the pair."""
     given = _parser().parse_args(arguments)
     say = progress_printer(sys.stderr)
     try:
-        report = bench(given, load(say), say)
+        options = parse_options(given)
+        report = bench(options, load(say), say)
+        say("", None)
+        sys.stdout.reconfigure(encoding="utf-8")
+        print(as_text(report), end="")
+        if given.json:
+            text = json.dumps(as_json(report), indent=1, ensure_ascii=False, allow_nan=False)
+            Path(given.json).write_text(text + "\n", encoding="utf-8")
     except (BenchError, SettingsError, LoadError) as error:
         print(error, file=sys.stderr)
         return 2
-    say("", None)
-    sys.stdout.reconfigure(encoding="utf-8")
-    print(as_text(report), end="")
-    if given.json:
-        try:
-            Path(given.json).write_text(json.dumps(as_json(report), indent=1, allow_nan=False) + "\n")
-        except OSError as error:
-            print(
-                f"{given.json} cannot be written: {(error.strerror or str(error)).lower()}.", file=sys.stderr
-            )
-            return 2
+    except OSError as error:
+        print(f"{given.json} cannot be written: {(error.strerror or str(error)).lower()}.", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
     return 0
 
 
