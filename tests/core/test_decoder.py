@@ -47,7 +47,8 @@ def test_parity_with_transformers(model):
 
 @pytest.mark.parametrize("start", [5, KEY_BLOCK - 3])
 def test_rows_equal_one_row_passes_bit_for_bit(start):
-    decoder = as_decoder(tiny_llama(1, vocabulary=64), "int4")  # as the target runs; dense products promise no such thing
+    # As the target runs; dense products promise no such thing.
+    decoder = as_decoder(tiny_llama(1, vocabulary=64), "int4")
     cache = decoder.new_cache()
     decoder.prefill(IDS[:start], cache)
     single = torch.cat([decoder.logits([i], cache) for i in IDS[start : start + 17]])
@@ -76,11 +77,11 @@ class ToyTokenizerOfAny(ToyTokenizer):
         return "".join(chr(0x4E00 + i) for i in ids)
 
 
-@pytest.mark.parametrize("temperature", [0, 1.0])
-def test_a_draft_that_is_the_target_is_always_accepted(model, temperature):
-    """SD-11 (a)."""
+@pytest.mark.parametrize("temperature, top_k, top_p", [(0, 0, 1), (1.0, 0, 1), (0.6, 0, 1), (1.5, 9, 0.8)])
+def test_a_draft_that_is_the_target_is_always_accepted(model, temperature, top_k, top_p):
+    """SD-11 (a); and q is filtered as p is, or they would differ here."""
     pair = pair_of(as_decoder(model), as_decoder(model))
-    settings = Settings(temperature=temperature, num_draft_tokens=4, max_new_tokens=64, seed=1)
+    settings = Settings(temperature, top_k, top_p, num_draft_tokens=4, max_new_tokens=64, seed=1)
     rounds = list(Engine(pair).generate(IDS[:7], settings))
     fates = [t.fate for r in rounds for t in r.tokens]
     assert set(fates) <= {Fate.ACCEPTED, Fate.BONUS, Fate.PLAIN}
