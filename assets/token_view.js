@@ -80,7 +80,7 @@ function applyChoices() {
 
 let seen = '';     // the lines already drawn
 let tokens = [];   // {el, fate, text, label, reply, i, round}, in the order shown
-let rounds = [];   // {segments, start, index, k}: start is the place of its first token in tokens
+let rounds = [];   // {segments, start, index, k, single, ticked}: start is the place of its first token in tokens
 let reply = null;  // the reply being drawn
 
 function draw() {
@@ -133,7 +133,10 @@ function startReply(key, note) {
 }
 
 function addRound(index, k, list) {
-  const round = { segments: [], start: tokens.length, index, k };
+  const single = list.length === 1;
+  // Between rounds of one token each a tick would stand at every token and group nothing.
+  const ticked = !single || (reply.count > 0 && !rounds.at(-1).single);
+  const round = { segments: [], start: tokens.length, index, k, single, ticked };
   rounds.push(round);
   reply.segment = null;
   // Discarded drafts come last, so that a rejected one stands beside the token that replaced it.
@@ -187,7 +190,7 @@ function fill(el, text, kept) {
 function segmentFor(round, inCode) {
   if (reply.segment && reply.monospaced === inCode) return reply.segment;
   const segment = make('span', 'rl-seg');
-  if (!round.segments.length) segment.classList.add('rl-first');
+  if (!round.segments.length && round.ticked) segment.classList.add('rl-first');
   round.segments.push(segment);
   if (inCode && !reply.monospaced) reply.run = { segments: [], block: null };
   if (!inCode) {

@@ -222,6 +222,15 @@ def test_every_fate_has_its_own_marks_and_the_counts_are_right(open_page, stage:
     )
 
 
+def test_rounds_are_ticked_but_not_between_single_tokens(open_page, stage: Stage) -> None:
+    page = open_page()
+    play(page, stage, stage.reply(make_rounds("aaars", "p", "p", "p", "aab")))
+    first = page.eval_on_selector_all(
+        ".rl-view .rl-seg", "nodes => nodes.map(n => n.classList.contains('rl-first'))"
+    )
+    assert first == [True, True, False, False, True]
+
+
 def test_hostile_text_is_text(open_page, stage: Stage) -> None:
     page = open_page()
     pieces = [part for text in HOSTILE for part in (text, text[:3], text[3:7], text[7:])]
