@@ -24,8 +24,8 @@ from app.loading import Loader
 from app.token_view import encode_reply_end, encode_reply_start, encode_round, encode_user
 from core.metrics import Figures, Tally, measured_speedup
 from core.records import Reply, Round, Settings
-from core.store import Store, StoredConversation, StoredReply, clean_text
-from core.text import fit_chat
+from core.store import Store, StoredConversation, StoredReply
+from core.text import clean_text, fit_chat, prompt_limit
 
 log = logging.getLogger(__name__)
 
@@ -390,8 +390,8 @@ class Desk:
             raise Refused("The models are not loaded yet.")
         pair = self.engine.pair
         messages = [{**message, "content": clean_text(message["content"])} for message in messages]
-        room = min(settings.max_new_tokens, pair.info.context_length // 2)
-        return fit_chat(pair.tokenizer, messages, pair.info.context_length - room)
+        limit = prompt_limit(pair.info.context_length, settings.max_new_tokens)
+        return fit_chat(pair.tokenizer, messages, limit)
 
     def _begin(
         self,

@@ -37,9 +37,8 @@ from core.models.embedded import load_embedded
 from core.models.errors import LoadError
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
 from core.settings import SettingsError, parse_settings
-from core.store import clean_text
 from core.terminal import PlainWriter, RedlineWriter, legend, printable, progress_printer
-from core.text import PromptError, fit_chat
+from core.text import PromptError, clean_text, fit_chat, prompt_limit
 
 if TYPE_CHECKING:
     from core.models.pair import Pair
@@ -286,8 +285,8 @@ def answer(pair: Pair, request: Request) -> int:
     from core.engine import Engine
 
     # Room for the reply, but never at the price of more than half of what was said, as on the page.
-    room = min(request.settings.max_new_tokens, pair.info.context_length // 2)
-    ids, dropped = fit_chat(pair.tokenizer, request.messages, pair.info.context_length - room)
+    limit = prompt_limit(pair.info.context_length, request.settings.max_new_tokens)
+    ids, dropped = fit_chat(pair.tokenizer, request.messages, limit)
     if dropped:
         print(f"The oldest {dropped} messages do not fit and were left out.", file=sys.stderr)
     marked = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"

@@ -19,7 +19,7 @@ Rules:
   reply there; one that began while it was off is never recorded.
 - Deleting wins: what still arrives for a reply that was deleted is dropped.
 - A database made by a later Redline is not touched.
-- Text that UTF-8 or SQL tools cannot hold is cleaned before it is stored (see ``clean_text``).
+- Text that UTF-8 or SQL tools cannot hold is cleaned before it is stored (see ``core.text.clean_text``).
 - Deleted text is really gone: freed pages are overwritten and the write-ahead log is emptied.
 """
 
@@ -52,7 +52,6 @@ from core.stored import (
     StoredMessage,
     StoredReply,
     StoreError,
-    clean_text,
     conversation,
     newer_sentence,
     pack_top,
@@ -60,6 +59,7 @@ from core.stored import (
     summaries,
     why_unusable,
 )
+from core.text import clean_text
 
 __all__ = [
     "ConversationSummary",
@@ -68,7 +68,6 @@ __all__ = [
     "StoredConversation",
     "StoredMessage",
     "StoredReply",
-    "clean_text",
     "default_path",
 ]
 

@@ -127,19 +127,6 @@ class ConversationSummary:
 # --- Values ------------------------------------------------------------------------------------------------
 
 
-def clean_text(text: str) -> str:
-    """Text as it can be stored: UTF-8, and free of NUL, at which many tools cut a text off.
-
-    The two halves of a surrogate pair become the character they mean; a lone surrogate and NUL become U+FFFD
-    each.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text.replace("\0", "\ufffd")
-
-
 def pack_top(pairs: Iterable[tuple[int, float]]) -> bytes | None:
     """(id, probability) pairs as bytes: uint32 and float32 in turn, little-endian; None for no pairs."""
     flat = [value for pair in pairs for value in pair]

@@ -14,10 +14,28 @@ class PromptError(ValueError):
     """A prompt that cannot be used; the message is one sentence that says what to do."""
 
 
+def clean_text(text: str) -> str:
+    """Text as it can be stored: UTF-8, and free of NUL, at which many tools cut a text off.
+
+    The two halves of a surrogate pair become the character they mean; a lone surrogate and NUL become U+FFFD
+    each.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text.replace("\0", "\ufffd")
+
+
 def encode_chat(tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """Ids of a chat ({"role", "content"} each) through the tokenizer's template, reply header included."""
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def prompt_limit(context_length: int, max_new_tokens: int) -> int:
+    """How many ids a prompt may take: the reply keeps the room it may need, at most half the context."""
+    return context_length - min(max_new_tokens, context_length // 2)
 
 
 def fit_chat(tokenizer, messages: Sequence[Mapping[str, str]], limit: int) -> tuple[list[int], int]:

@@ -22,9 +22,12 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 
 import pytest
-import torch
 
-from core.models import embedded
+import core  # noqa: F401  (sets how torch's threads wait, before torch is imported)
+
+from core.models import embedded  # isort: skip
+
+import torch  # isort: skip
 
 torch.set_num_threads(2)  # figures and speed alike on every machine
 

@@ -42,8 +42,8 @@ def build_embedded_pair(
 ) -> Pair:
     """The embedded pair from a converted Hugging Face folder and a packed draft.
 
-    Where the processor can, the target's layers run in 4 bits, on the levels of the file they came
-    from, and its head and the draft in int8 (``core.models.linear``).
+    Where the processor can, layers run in 4 bits (the target's on the levels of the file they came
+    from) and heads in int8 (``core.models.linear``).
     """
     say = progress or (lambda sentence, fraction: None)
     say("Reading the target's weights", None)
@@ -54,7 +54,7 @@ def build_embedded_pair(
     say("Packing the weights for this processor", None)
     form, head_form = best_form("int4"), best_form("int8")
     target = Decoder.from_tensors(shape, tensors, FORMS[form], embedding, FORMS[head_form](embedding))
-    draft, head_ids, draft_fingerprint = _distilled(draft_file, shape, embedding, head_form)
+    draft, head_ids, draft_fingerprint = _distilled(draft_file, shape, embedding, form, head_form)
     say("Checking that rows are scored independently", None)
     note = _exactness_note(target, shape)
     say("Reading the tokenizer", None)
@@ -68,7 +68,7 @@ def build_embedded_pair(
             target_fingerprint=target_fingerprint,
             draft_fingerprint=draft_fingerprint,
             quantization=form,
-            draft_quantization=head_form,
+            draft_quantization=form,
             device="cpu",
             drafter=ModelDrafter.name,
             context_length=shape.context_length,
@@ -84,7 +84,7 @@ def build_embedded_pair(
 
 
 def _distilled(
-    file: Path, target: DecoderShape, embedding: torch.Tensor, form: str
+    file: Path, target: DecoderShape, embedding: torch.Tensor, form: str, head_form: str
 ) -> tuple[Decoder, torch.Tensor, str]:
     """The packed draft as a decoder over the target's embedding, its head's ids and its fingerprint."""
     packed = load_draft(file)
@@ -94,8 +94,8 @@ def _distilled(
     }
     layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
     head_ids = tensors[HEAD].long().sort().values
-    project = FORMS[form](tensors["proj.weight"])
-    score = FORMS[form](embedding[head_ids])
+    project = FORMS[head_form](tensors["proj.weight"])
+    score = FORMS[head_form](embedding[head_ids])
     shape = replace(target, layers=layers)
     decoder = Decoder.from_tensors(
         shape, tensors, FORMS[form], embedding, lambda hidden: score(project(hidden)), prefix=""

@@ -19,7 +19,8 @@ from core import store as store_module
 from core import stored
 from core.metrics import summarize
 from core.records import Reply, Settings
-from core.store import Store, clean_text
+from core.store import Store
+from core.text import clean_text
 from tests.core.builders import PAIR, answer, record, reply_of, round_of, rounds_of, token
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,7 +3,7 @@
 import pytest
 
 from core.store import Store
-from core.stored import StoreError, clean_text, pack_top, reading, unpack_top
+from core.stored import StoreError, pack_top, reading, unpack_top
 from tests.core.builders import record
 
 
@@ -13,14 +13,6 @@ def test_top_tens_are_packed_as_uint32_and_float32():
     assert unpack_top(pack_top(pairs)) == pairs
     assert pack_top(()) is None
     assert unpack_top(None) == ()
-
-
-def test_db_04_what_can_be_stored_of_text_that_utf_8_cannot_hold():
-    assert clean_text("hi \ud83d") == "hi \ufffd"
-    assert clean_text("\ude00\ud83d") == "\ufffd\ufffd"
-    assert clean_text("a\x00b") == "a\ufffdb"
-    assert clean_text("\ud83d\ude00") == "😀"
-    assert clean_text("plain é 你好") == "plain é 你好"
 
 
 def test_reading_what_is_not_there_says_so_and_makes_nothing(tmp_path):

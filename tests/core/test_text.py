@@ -13,11 +13,13 @@ from core.text import (
     Detokenizer,
     PromptError,
     StopStrings,
+    clean_text,
     decode,
     encode_chat,
     end_token_ids,
     fit_chat,
     label,
+    prompt_limit,
 )
 
 
@@ -167,3 +169,16 @@ def test_of_several_stop_strings_the_earliest_cuts():
     stops = StopStrings(["cd", "bcd"])
     assert stops.push("abcd") and stops.cut == 1
     assert not StopStrings([]).push("anything") and StopStrings([""]).safe_length() == 0
+
+
+def test_db_04_what_can_be_stored_of_text_that_utf_8_cannot_hold():
+    assert clean_text("hi \ud83d") == "hi \ufffd"
+    assert clean_text("\ude00\ud83d") == "\ufffd\ufffd"
+    assert clean_text("a\x00b") == "a\ufffdb"
+    assert clean_text("\ud83d\ude00") == "😀"
+    assert clean_text("plain é 你好") == "plain é 你好"
+
+
+def test_a_reply_keeps_its_room_but_never_more_than_half_the_context():
+    assert prompt_limit(8192, 512) == 7680
+    assert prompt_limit(100, 512) == 50
