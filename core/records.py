@@ -155,7 +155,9 @@ class Settings:
     temperature: float = 0.7  # 0 to 2; 0 is argmax
     top_k: int = 0  # 0 is off
     top_p: float = 1.0  # 1 is off
-    num_draft_tokens: int = 4  # K, 0 (plain) to 16
+    # K, 0 (plain) to 16. On a CPU a pass over four rows costs about what one row costs, a fifth row
+    # costs more (docs/LOG.md).
+    num_draft_tokens: int = 3
     max_new_tokens: int = 512
     stop: tuple[str, ...] = ()
     seed: int = 0  # 0 to 2**63 - 1

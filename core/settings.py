@@ -14,6 +14,7 @@ from core.records import Settings
 MAX_DRAFT_TOKENS = 16
 MAX_NEW_TOKENS = 8192
 MAX_SEED = 2**63 - 1  # the largest integer SQLite stores
+_DEFAULTS = Settings()
 
 
 class SettingsError(ValueError):
@@ -70,11 +71,11 @@ def parse_stop(value: object) -> tuple[str, ...]:
 
 def parse_settings(
     *,
-    temperature: object = 0.7,
-    top_k: object = 0,
-    top_p: object = 1.0,
-    num_draft_tokens: object = 4,
-    max_new_tokens: object = 512,
+    temperature: object = _DEFAULTS.temperature,
+    top_k: object = _DEFAULTS.top_k,
+    top_p: object = _DEFAULTS.top_p,
+    num_draft_tokens: object = _DEFAULTS.num_draft_tokens,
+    max_new_tokens: object = _DEFAULTS.max_new_tokens,
     stop: object = (),
     seed: object = None,
 ) -> Settings:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -62,18 +63,18 @@ class DecoderShape:
 
 
 class KVCache:
-    """Keys and values of one sequence: ``keys[layer]`` is (positions, kv_heads, head_size).
+    """Keys and values of one sequence: ``keys[layer]`` is (positions, kv_heads, head_size) float32.
 
-    The buffers are reserved once; an operating system hands out their memory as it is first touched.
-    They begin as zeros because a pass reads, masked, up to the end of a block of ``KEY_BLOCK``.
+    The buffers are as long as the context. They begin as zeros because a pass reads, masked, up to
+    the end of a block of ``KEY_BLOCK``; ``length`` is how many positions count.
     """
 
-    def __init__(self, shape: DecoderShape, capacity: int, dtype: torch.dtype = torch.float32):
-        blocks = -(-capacity // KEY_BLOCK) * KEY_BLOCK
+    def __init__(self, shape: DecoderShape):
+        blocks = -(-shape.context_length // KEY_BLOCK) * KEY_BLOCK
         size = (shape.layers, blocks, shape.kv_heads, shape.head_size)
-        self.keys = torch.zeros(size, dtype=dtype)
-        self.values = torch.zeros(size, dtype=dtype)
-        self.capacity = capacity
+        # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
+        self.keys = torch.from_numpy(np.zeros(size, np.float32))
+        self.values = torch.from_numpy(np.zeros(size, np.float32))
         self.length = 0
 
 
@@ -146,12 +147,12 @@ class Decoder:
         return cls(shape, embedding, layers, tensors[prefix + "norm.weight"].float(), head)
 
     def new_cache(self) -> KVCache:
-        return KVCache(self.shape, self.shape.context_length)
+        return KVCache(self.shape)
 
     def forward(self, ids: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Appends ``ids`` to ``cache`` and gives their final hidden states, (len(ids), hidden) float32.
 
-        The caller keeps ``cache.length + len(ids)`` within ``cache.capacity``.
+        The caller keeps ``cache.length + len(ids)`` within the shape's ``context_length``.
         """
         shape, rows, start = self.shape, len(ids), cache.length
         end = start + rows
