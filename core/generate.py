@@ -1,6 +1,6 @@
 """The terminal twin: one reply of the embedded pair, streamed, by the same engine call the page makes.
 
-    python -m core.generate --prompt TEXT [--system TEXT] [--messages FILE] [--k 4] [--temperature 0.7]
+    python -m core.generate --prompt TEXT [--system TEXT] [--messages FILE] [--k 3] [--temperature 0.7]
         [--top-k N] [--top-p X] [--seed 1] [--max-new-tokens 128] [--stop TEXT]... [--domain auto]
         [--show-discarded] [--json]
 
@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from core.domains import CHOICES
-from core.metrics import FIGURE_NAMES, ReplyFigures, reply_figures
+from core.metrics import Figures, summarize
 from core.models.embedded import load_embedded
 from core.models.errors import LoadError
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
@@ -98,10 +98,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="earlier turns: a JSON list of {role, content}; --prompt follows them",
     )
-    parser.add_argument("--k", default=4, metavar="N", help="draft tokens a round, 0 is plain (%(default)s)")
-    parser.add_argument("--temperature", default=0.7, metavar="X", help="0 is argmax (%(default)s)")
-    parser.add_argument("--top-k", default=0, metavar="N", help="0 is off (%(default)s)")
-    parser.add_argument("--top-p", default=1, metavar="X", help="1 is off (%(default)s)")
+    usual = Settings()
+    parser.add_argument(
+        "--k",
+        default=usual.num_draft_tokens,
+        metavar="N",
+        help="draft tokens a round, 0 is plain (%(default)s)",
+    )
+    parser.add_argument(
+        "--temperature", default=usual.temperature, metavar="X", help="0 is argmax (%(default)s)"
+    )
+    parser.add_argument("--top-k", default=usual.top_k, metavar="N", help="0 is off (%(default)s)")
+    parser.add_argument("--top-p", default=usual.top_p, metavar="X", help="1 is off (%(default)s)")
     parser.add_argument("--seed", default=1, metavar="N", help="-1 draws one (%(default)s)")
     parser.add_argument("--max-new-tokens", default=128, metavar="N", help="(%(default)s)")
     parser.add_argument(
@@ -162,27 +170,18 @@ def read_messages(path: str) -> list[dict[str, str]]:
 
 def round_row(round_: Round) -> dict[str, object]:
     """One round with the record's names, its counts, and its tokens inside."""
-    row = {"type": "round", **_fields(round_, but="tokens"), "drafted": round_.drafted}
+    row = {"type": "round", **_fields(round_, "tokens"), "drafted": round_.drafted}
     row.update({fate.value: round_.count(fate) for fate in Fate}, emitted=round_.emitted)
     return row | {"tokens": [_fields(token) for token in round_.tokens]}
 
 
 def reply_row(reply: Reply, rounds: Sequence[Round], domain: str) -> dict[str, object]:
     """The reply, flat: text and ids, how it ended, its figures, its settings, and the pair that wrote it."""
-    whole = reply_figures(reply, rounds)
-    figures = {name: getattr(whole.figures, name) for name in FIGURE_NAMES}
-    for name in ("acceptance_per_position", "conditional_acceptance"):
-        figures[name] = figures[name] or None
     return {
         "type": "reply",
-        "text": reply.text,
-        "visible_chars": reply.visible_chars,
-        "tail": reply.tail,
-        "token_ids": reply.token_ids,
-        "finish_reason": reply.finish_reason,
-        "error": reply.error,
-        **_fields(whole, but="figures"),
-        **figures,
+        **_fields(reply, "settings", "pair", "num_rounds"),  # the last is the figure called rounds
+        "context_tokens": reply.prompt_tokens + len(reply.token_ids),
+        **_fields(summarize(rounds)),
         **_fields(reply.settings),
         "exact": reply.settings.exact,
         "domain_choice": domain,
@@ -190,8 +189,8 @@ def reply_row(reply: Reply, rounds: Sequence[Round], domain: str) -> dict[str, o
     }
 
 
-def _fields(record: Round | Token | ReplyFigures | Settings | PairInfo, but: str = "") -> dict[str, object]:
-    return {field.name: getattr(record, field.name) for field in fields(record) if field.name != but}
+def _fields(record: Reply | Round | Token | Figures | Settings | PairInfo, *but: str) -> dict[str, object]:
+    return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in but}
 
 
 def json_line(row: dict[str, object]) -> str:
@@ -222,7 +221,7 @@ class JsonWriter:
         self._rounds.append(round_)
         self._line(round_row(round_))
 
-    def end(self, reply: Reply, shown: int) -> None:
+    def end(self, reply: Reply) -> None:
         self._line(reply_row(reply, self._rounds, self._domain))
 
     def _line(self, row: dict[str, object]) -> None:
@@ -233,10 +232,8 @@ class JsonWriter:
 # --- The reply ---------------------------------------------------------------------------------------------
 
 
-def figures_line(whole: ReplyFigures, settings: Settings) -> str:
+def figures_line(reply: Reply, figures: Figures) -> str:
     """The reply's figures in one line; "–" where one is undefined."""
-    figures = whole.figures
-    prefill = _shown(whole.prefill_seconds, ".2f")
     return " · ".join(
         (
             f"{figures.emitted} tokens in {figures.rounds} rounds",
@@ -244,9 +241,9 @@ def figures_line(whole: ReplyFigures, settings: Settings) -> str:
             f"{_shown(figures.tokens_per_second, '.1f')} tokens/s",
             f"{_shown(figures.draft_acceptance_rate, '.1%')} of {figures.drafted} drafts accepted",
             f"α {_shown(figures.alpha, '.3f')}",
-            f"first token {_shown(whole.ttft_seconds, '.2f')} s (prefill {prefill} s)",
-            f"seed {settings.seed}",
-            f"ended: {whole.finish_reason}",
+            f"first token {_shown(reply.ttft_seconds, '.2f')} s (prefill {reply.prefill_seconds:.2f} s)",
+            f"seed {reply.settings.seed}",
+            f"ended: {reply.finish_reason}",
         )
     )
 
@@ -284,7 +281,6 @@ def answer(pair: Pair, request: Request) -> int:
     """Streams the reply to standard output; returns the exit status. Raises PromptError."""
     from core.engine import Engine
 
-    # Room for the reply, but never at the price of more than half of what was said, as on the page.
     limit = prompt_limit(pair.info.context_length, request.settings.max_new_tokens)
     ids, dropped = fit_chat(pair.tokenizer, request.messages, limit)
     if dropped:
@@ -302,11 +298,11 @@ def answer(pair: Pair, request: Request) -> int:
                 writer.round(round_)
         generation.close()
         reply = generation.reply
-        writer.end(reply, sum(len(round_.text) for round_ in rounds))
+        writer.end(reply)
     if not request.json:
         if marked and request.settings.num_draft_tokens:
             print(legend(colour, request.show_discarded), file=sys.stderr)
-        print(figures_line(reply_figures(reply, rounds), reply.settings), file=sys.stderr)
+        print(figures_line(reply, summarize(rounds)), file=sys.stderr)
     if reply.error:
         print(printable(reply.error), file=sys.stderr)
     return {"cancelled": INTERRUPTED, "error": 1}.get(reply.finish_reason, 0)

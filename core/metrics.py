@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
-from core.records import DOMAINS, Fate, Reply, Round
+from core.records import DOMAINS, DRAFTED, EMITTED, Fate, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Figures:
 
     ``acceptance_per_position[i]`` = rounds in which position i was accepted / rounds with drafts;
     ``conditional_acceptance[i]`` = rounds in which position i was accepted / rounds in which it was tested
-    (a_i; None where it never was). Both are as long as the longest block drafted. ``alpha`` is the mean
-    overlap, the sum of min(p, q), over tested tokens. ``decode_seconds`` is the three parts together: rounds
-    only, no prefill.
+    (a_i; None where it never was). Both are as long as the longest block drafted, and None where nothing was.
+    ``alpha`` is the mean overlap, the sum of min(p, q), over tested tokens. ``decode_seconds`` is the three
+    parts together: rounds only, no prefill.
     """
 
     rounds: int
@@ -45,8 +45,8 @@ class Figures:
     emitted: int
     draft_acceptance_rate: float | None
     tested_acceptance_rate: float | None
-    acceptance_per_position: tuple[float, ...]
-    conditional_acceptance: tuple[float | None, ...]
+    acceptance_per_position: tuple[float, ...] | None
+    conditional_acceptance: tuple[float | None, ...] | None
     mean_acceptance_length: float | None
     tokens_per_pass: float | None
     alpha: float | None
@@ -59,32 +59,13 @@ class Figures:
     def as_row(self) -> dict[str, int | float | str | None]:
         """One flat row with the database's and the CSV's names.
 
-        The two per-position figures are JSON text (``[0.75, 0.5]``, null where undefined), None when empty.
+        The two per-position figures are JSON text (``[0.75, 0.5]``, null where a position was never tested).
         """
         row = {field.name: getattr(self, field.name) for field in fields(self)}
-        for name in ("acceptance_per_position", "conditional_acceptance"):
-            row[name] = json.dumps(row[name]) if row[name] else None
-        return row
+        return {name: json.dumps(value) if isinstance(value, tuple) else value for name, value in row.items()}
 
 
 FIGURE_NAMES = tuple(field.name for field in fields(Figures))
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyFigures:
-    """The figures of one reply: those of its rounds, and what is measured once.
-
-    ``context_tokens`` counts the ids the target holds at the end (prompt and emitted). ``seconds`` is prefill
-    plus all rounds. Times are None while they are not known yet (see ``Reply``).
-    """
-
-    figures: Figures
-    prompt_tokens: int
-    context_tokens: int
-    prefill_seconds: float | None
-    ttft_seconds: float | None
-    seconds: float | None
-    finish_reason: str | None
 
 
 class Tally:
@@ -93,8 +74,6 @@ class Tally:
     def __init__(self) -> None:
         self._rounds = 0
         self._rounds_with_drafts = 0
-        self._drafted = 0
-        self._emitted = 0
         self._fates = dict.fromkeys(Fate, 0)
         self._accepted_at: list[int] = []
         self._tested_at: list[int] = []
@@ -107,8 +86,6 @@ class Tally:
     def add(self, round_: Round) -> None:
         """Counts one more round."""
         self._rounds += 1
-        self._drafted += round_.drafted
-        self._emitted += round_.emitted
         self._rounds_with_drafts += round_.drafted > 0
         self._draft_seconds += round_.draft_seconds
         self._target_seconds += round_.target_seconds
@@ -141,12 +118,14 @@ class Tally:
         """The figures of all rounds added so far."""
         fates = self._fates
         accepted, rejected = fates[Fate.ACCEPTED], fates[Fate.REJECTED]
+        drafted = sum(fates[fate] for fate in DRAFTED)
+        emitted = sum(fates[fate] for fate in EMITTED)
         with_drafts = self._rounds_with_drafts
         decode_seconds = self._draft_seconds + self._target_seconds + self._overhead_seconds
         return Figures(
             rounds=self._rounds,
             rounds_with_drafts=with_drafts,
-            drafted=self._drafted,
+            drafted=drafted,
             accepted=accepted,
             rejected=rejected,
             discarded=fates[Fate.DISCARDED],
@@ -154,19 +133,19 @@ class Tally:
             resampled=fates[Fate.RESAMPLED],
             bonus=fates[Fate.BONUS],
             plain=fates[Fate.PLAIN],
-            emitted=self._emitted,
-            draft_acceptance_rate=_ratio(accepted, self._drafted),
+            emitted=emitted,
+            draft_acceptance_rate=_ratio(accepted, drafted),
             tested_acceptance_rate=_ratio(accepted, accepted + rejected),
-            acceptance_per_position=tuple(count / with_drafts for count in self._accepted_at),
-            conditional_acceptance=tuple(map(_ratio, self._accepted_at, self._tested_at)),
+            acceptance_per_position=tuple(count / with_drafts for count in self._accepted_at) or None,
+            conditional_acceptance=tuple(map(_ratio, self._accepted_at, self._tested_at)) or None,
             mean_acceptance_length=1 + accepted / with_drafts if with_drafts else None,
-            tokens_per_pass=_ratio(self._emitted, self._rounds),
+            tokens_per_pass=_ratio(emitted, self._rounds),
             alpha=_ratio(self._overlap, self._overlaps),
             draft_seconds=self._draft_seconds,
             target_seconds=self._target_seconds,
             overhead_seconds=self._overhead_seconds,
             decode_seconds=decode_seconds,
-            tokens_per_second=_ratio(self._emitted, decode_seconds),
+            tokens_per_second=_ratio(emitted, decode_seconds),
         )
 
 
@@ -197,19 +176,6 @@ def by_domain(rounds: Iterable[Round]) -> dict[str, Figures]:
     for round_ in rounds:
         tallies.setdefault(round_domain(round_), Tally()).add(round_)
     return {domain: tallies[domain].figures() for domain in DOMAINS if domain in tallies}
-
-
-def reply_figures(reply: Reply, rounds: Sequence[Round]) -> ReplyFigures:
-    """Figures of a finished reply (a stored reply will do) from it and its rounds."""
-    return ReplyFigures(
-        figures=summarize(rounds),
-        prompt_tokens=reply.prompt_tokens,
-        context_tokens=reply.prompt_tokens + len(reply.token_ids),
-        prefill_seconds=reply.prefill_seconds,
-        ttft_seconds=reply.ttft_seconds,
-        seconds=reply.seconds,
-        finish_reason=reply.finish_reason,
-    )
 
 
 def expected_tokens(a: float | Sequence[float | None] | None, k: int) -> float | None:

@@ -68,15 +68,17 @@ class PlainWriter:
 
     def __init__(self, out: TextIO):
         self._out = out
+        self._shown = 0  # characters of the reply
         self._last = ""
 
     def round(self, round_: Round) -> None:
         """Writes what became safe to show."""
+        self._shown += len(round_.text)
         self._write(round_.text)
 
-    def end(self, reply: Reply, shown: int) -> None:
-        """Writes what of the reply is not among the ``shown`` characters yet, and ends the line."""
-        self._write(reply.visible_text[shown:])
+    def end(self, reply: Reply) -> None:
+        """Writes what of the reply was not safe to show before, and ends the line."""
+        self._write(reply.visible_text[self._shown :])
         if self._last and not self._last.endswith("\n"):
             self._write("\n")
 
@@ -101,7 +103,8 @@ class RedlineWriter:
         self._discarded = discarded
         self._plain_marked = plain_marked
         self._waiting: deque[Token] = deque()
-        self._safe = 0  # characters of the reply that may be shown, less those of the tokens written
+        self._safe = 0  # characters of the reply that may be shown
+        self._shown = 0  # characters of the tokens that were
         self._line_open = False
 
     def round(self, round_: Round) -> None:
@@ -111,26 +114,26 @@ class RedlineWriter:
         self._release()
         self._out.flush()
 
-    def end(self, reply: Reply, shown: int) -> None:
-        """Writes what of the reply is not among the ``shown`` characters yet, and ends the line."""
-        self._safe += reply.visible_chars - shown
+    def end(self, reply: Reply) -> None:
+        """Writes what of the reply was not safe to show before, and ends the line."""
+        self._safe = reply.visible_chars
         self._release()
-        if self._safe > 0:  # of a token that a stop string cuts, or of the reply's tail
+        if self._shown < self._safe:  # of a token that a stop string cuts, or of the reply's tail
             cut = self._waiting[0] if self._waiting else None
-            self._write(reply.visible_text[-self._safe :], cut and self._mark_of(cut))
+            self._write(reply.visible_text[self._shown :], cut and self._mark_of(cut))
         if self._line_open:
             self._write("\n", None)
         self._out.flush()
 
     def _release(self) -> None:
-        while self._waiting and len(self._text(self._waiting[0])) <= self._safe:
-            token = self._waiting.popleft()
-            self._safe -= len(self._text(token))
+        while self._waiting:
+            token = self._waiting[0]
+            after = self._shown + (len(token.text) if token.emitted else 0)
+            if after > self._safe:
+                break
+            self._waiting.popleft()
+            self._shown = after
             self._show(token)
-
-    @staticmethod
-    def _text(token: Token) -> str:
-        return token.text if token.emitted else ""
 
     def _show(self, token: Token) -> None:
         if token.fate is Fate.DISCARDED and not self._discarded:

@@ -213,10 +213,14 @@ def test_a_process_of_its_own_writes_utf8_whatever_the_locale(embedded_home):
 
 def test_the_reply_row_is_flat_and_complete():
     rounds = rounds_of("aaxdr", "aab")
-    row = reply_row(reply_of(rounds), rounds, "code")
+    reply = reply_of(rounds)
+    row = reply_row(reply, rounds, "code")
     names = {*FIGURE_NAMES, *(f.name for f in fields(Settings)), *(f.name for f in fields(PairInfo))}
     assert names <= set(row)
     assert row["alpha"] == 0.75 and row["domain_choice"] == "code" and row["exact"] is True
+    assert row["context_tokens"] == 10 + 6
+    assert row["seconds"] == row["prefill_seconds"] + row["decode_seconds"]
+    assert (row["ttft_seconds"], row["finish_reason"]) == (reply.ttft_seconds, "eos_token")
     assert not any(isinstance(value, dict) for value in row.values())
 
 

@@ -21,22 +21,22 @@ from tests.core.builders import reply_of, round_of, rounds_of, token
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def drawn(rounds, reply=None, **options):
+def written(make_writer, rounds, reply):
     out = io.StringIO()
-    writer = RedlineWriter(out, **{"colour": False, "discarded": False, "plain_marked": True, **options})
+    writer = make_writer(out)
     for round_ in rounds:
         writer.round(round_)
-    writer.end(reply or reply_of(rounds), sum(len(round_.text) for round_ in rounds))
+    writer.end(reply or reply_of(rounds))
     return out.getvalue()
+
+
+def drawn(rounds, reply=None, **options):
+    options = {"colour": False, "discarded": False, "plain_marked": True, **options}
+    return written(lambda out: RedlineWriter(out, **options), rounds, reply)
 
 
 def plainly(rounds, reply=None):
-    out = io.StringIO()
-    writer = PlainWriter(out)
-    for round_ in rounds:
-        writer.round(round_)
-    writer.end(reply or reply_of(rounds), sum(len(round_.text) for round_ in rounds))
-    return out.getvalue()
+    return written(PlainWriter, rounds, reply)
 
 
 def test_every_fate_has_its_own_mark_without_colour():
