@@ -238,8 +238,8 @@ class Store:
 
         ``domain`` is the user's choice (``domains.CHOICES``). ``kind`` is one of ``KINDS``; None means
         ``first`` for the first reply to that message and ``regenerated`` for later ones. ``answers_reply_id``
-        is the reply that is answered again; None means the latest to that message. Raises ValueError for
-        another ``kind``.
+        is the reply that is answered again; None, or one that is not on record, means the latest to that
+        message. Raises ValueError for another ``kind``.
         """
         if kind is not None and kind not in KINDS:
             raise ValueError(f"A reply's kind is one of {', '.join(KINDS)}, not {kind!r}.")
@@ -275,6 +275,10 @@ class Store:
                 "SELECT id, number FROM replies WHERE message_id = ? ORDER BY number DESC LIMIT 1",
                 [in_message],
             ).fetchone()
+            answered = connection.execute(
+                "SELECT id FROM replies WHERE id = ?", [answers_reply_id]
+            ).fetchone()
+            answered = answered or latest
             (system_prompt,) = connection.execute(
                 "SELECT system_prompt FROM conversations WHERE id = ?", [conversation_id]
             ).fetchone()
@@ -283,7 +287,7 @@ class Store:
                 message_id=in_message,
                 number=latest[1] + 1 if latest else 0,
                 kind=kind or ("regenerated" if latest else "first"),
-                answers_reply_id=answers_reply_id or (latest[0] if latest else None),
+                answers_reply_id=answered[0] if answered else None,
                 system_prompt=system_prompt,
             )
             connection.execute(_insert("replies", row), list(row.values()))

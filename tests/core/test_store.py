@@ -163,6 +163,18 @@ def test_a_question_answered_again(store):
     assert [m.role for m in store.conversation(conversation).messages] == ["user", "assistant", "user"]
 
 
+def test_a_reply_that_answers_one_not_on_record_is_recorded(store):
+    conversation = store.new_conversation()
+    question = store.add_message(conversation, "user", "Why?")
+    replies = [
+        store.begin_reply(conversation, question, Settings(), PAIR, "auto", 3, answers_reply_id="gone")
+        for _ in range(2)
+    ]
+    (_, message) = store.conversation(conversation).messages
+    assert [reply.answers_reply_id for reply in message.replies] == [None, replies[0]]
+    assert store.problem is None
+
+
 def test_stored_content_of_the_message_follows_the_shown_reply(store, path):
     conversation, question, _ = record(store, "aab")
     answer(store, conversation, question, "p", kind="plain")
