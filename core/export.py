@@ -213,12 +213,15 @@ def write_csv(
     """Writes one of ``COLUMNS`` to the file ``out``, all of it or nothing, and returns the number of rows.
 
     ``source`` is a store or a database's path. Rows go to the file as they are read, from one consistent
-    state of the database. An existing file is replaced. Raises ExportError with one sentence.
+    state of the database. An existing file is replaced; what is no file, as a pipe, is written into.
+    Raises ExportError with one sentence.
     """
     if what not in COLUMNS:
         raise ExportError(f"What to export is one of {', '.join(COLUMNS)}, not {what!r}.")
     out, path = Path(out), source.path if isinstance(source, Store) else Path(source)
     try:
+        if out.resolve() in _database_files(path):
+            raise ExportError(f"{out} belongs to the database: name another file.")
         with reading(path) as connection:
             if conversation_id is not None:
                 found = connection.execute("SELECT 1 FROM conversations WHERE id = ?", [conversation_id])
@@ -234,23 +237,36 @@ def write_csv(
         raise ExportError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}.") from error
 
 
+def _database_files(path: Path) -> list[Path]:
+    path = path.resolve()
+    return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
+
+
 def _write(out: Path, columns: tuple[str, ...], rows: Iterator[Row]) -> int:
     if out.is_dir():
         raise ExportError(f"{out} is a folder: name a file in it.")
+    if out.exists() and not out.is_file():  # a pipe or a device: its place must not be taken
+        return _write_rows(out, columns, rows)
     # Beside the goal, so that taking its place at the end is one step on one file system.
-    part = out.with_name(f".{out.name}.{uuid.uuid4().hex}.part")
-    written = 0
+    out = out.resolve()
+    part = out.with_name(f".redline-{uuid.uuid4().hex}.part")
     try:
-        with open(part, "w", encoding="utf-8-sig", newline="") as file:
-            writer = csv.writer(file, lineterminator="\r\n")
-            writer.writerow(columns)
-            for written, row in enumerate(rows, 1):  # noqa: B007 - the count is what is returned
-                writer.writerow([_cell(row.get(column)) for column in columns])
+        written = _write_rows(part, columns, rows)
         os.replace(part, out)
     except BaseException:
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+    return written
+
+
+def _write_rows(path: Path, columns: tuple[str, ...], rows: Iterator[Row]) -> int:
+    written = 0
+    with open(path, "w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.writer(file, lineterminator="\r\n")
+        writer.writerow(columns)
+        for written, row in enumerate(rows, 1):  # noqa: B007 - the count is what is returned
+            writer.writerow([_cell(row.get(column)) for column in columns])
     return written
 
 

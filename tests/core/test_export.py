@@ -352,6 +352,43 @@ def test_a_failed_export_leaves_the_old_file_and_no_half_one(store, tmp_path, mo
     assert out.read_text() == "before"
 
 
+@pytest.mark.parametrize("end", ["", "-wal", "-shm"])
+def test_the_database_is_never_replaced_by_an_export(store, tmp_path, end, capsys):
+    record(store)
+    link = tmp_path / "link.csv"
+    link.symlink_to(f"{store.path}{end}")
+    for out in (f"{store.path}{end}", link):
+        assert main(["--what", "tokens", "--db", str(store.path), "--out", str(out)]) == 2
+        assert capsys.readouterr().err == f"{out} belongs to the database: name another file.\n"
+    assert store.list_conversations() and store.problem is None
+
+
+def test_a_link_is_written_through(store, tmp_path):
+    record(store)
+    link, real = tmp_path / "link.csv", tmp_path / "real.csv"
+    link.symlink_to(real)
+    write_csv(store, "sessions", link)
+    assert link.is_symlink() and read(real)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="named pipes are in no folder there")
+def test_what_is_no_file_is_written_into_and_not_replaced(store, tmp_path):
+    record(store)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as cat:
+        write_csv(store, "sessions", pipe)
+        said, _ = cat.communicate()
+    write_csv(store, "sessions", tmp_path / "file.csv")
+    assert said == (tmp_path / "file.csv").read_bytes() and stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_long_name_is_no_trouble(store, tmp_path):
+    record(store)
+    write_csv(store, "sessions", tmp_path / f"{'x' * 240}.csv")
+    assert len(list(tmp_path.glob("*.csv"))) == 1
+
+
 @pytest.mark.parametrize("out", ["", "missing/x.csv", "file/x.csv"])
 def test_a_place_that_cannot_be_written_gets_a_sentence(store, tmp_path, out, capsys):
     (tmp_path / "file").write_text("in the way")
