@@ -309,10 +309,13 @@ class Chat:
             yield from self._follow(conversation, conversation.current)
 
     def begin_anew(self, session: str) -> dict:
-        old, new = self.desk.open(session), self.desk.new()
-        if old is not None:
-            old.leave()
-            new.view, new.system = old.view, old.system
+        return self._instead_of(self._conversation(session))
+
+    def _instead_of(self, old: Conversation) -> dict:
+        """The page with an empty conversation, shown and instructed as ``old`` was."""
+        old.leave()
+        new = self.desk.new()
+        new.view, new.system = old.view, old.system
         return {**self._everything(new), self.browser: remembered(new)}
 
     def switch(self, view: str, session: str) -> dict:
@@ -323,11 +326,12 @@ class Chat:
 
     def erase(self, doomed: str, session: str) -> dict:
         conversation = self._conversation(session)
+        conversation.leave()  # first: nothing of a reply under way may come back to the page
         if doomed == "all" and self.desk.personal:
             self.desk.forget_everything()
         elif doomed:
             self.desk.forget(conversation)
-        return {**self.begin_anew(session), self.doomed: "", self.confirm: gr.update(visible=False)}
+        return {**self._instead_of(conversation), self.doomed: "", self.confirm: gr.update(visible=False)}
 
     def last_text(self, session: str) -> str:
         """The newest reply, exactly as it was written."""

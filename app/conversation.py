@@ -179,11 +179,13 @@ class Conversation:
 
     def __init__(self, key: str, system: str = "", recorded: bool = False):
         self.key, self.system, self.recorded = key, system, recorded
+        self.recorded_system = system if recorded else None
         self.view = "redline"
         self.turns: list[Turn] = []
         self.writing: Answer | None = None
         self.left = False
-        self._claim = threading.Lock()
+        self._claim = threading.Lock()  # held by whoever writes
+        self._next = threading.Lock()  # held by the one that waits for it
 
     @property
     def last(self) -> Turn | None:
@@ -212,20 +214,26 @@ class Conversation:
     def claim(self) -> None:
         """Take the right to write; waits for a reply that was just stopped.
 
-        Raises Refused while another is written.
+        Raises Refused while another is written, begun or waited for: what is sent twice is asked once.
         """
-        writing = self.writing
-        stopping = writing is None or writing.cancel.is_set() or writing.done.is_set()
-        if not self._claim.acquire(timeout=SECONDS_TO_STOP if stopping else 0):
-            raise Refused("A reply is still being written: stop it first, or wait for its end.")
-        self.left = False
+        refused = Refused("A reply is still being written: stop it first, or wait for its end.")
+        if not self._next.acquire(blocking=False):
+            raise refused
+        try:
+            writing = self.writing
+            ending = writing is not None and (writing.cancel.is_set() or writing.done.is_set())
+            if not self._claim.acquire(timeout=SECONDS_TO_STOP if ending else 0):
+                raise refused
+            self.writing = None  # until the next reply is begun
+            self.left = False
+        finally:
+            self._next.release()
 
     def release(self) -> None:
         """Give the right back. Stops the reply if it is still being written, as when the tab was closed."""
         if self.writing is not None:
             self.writing.cancel.set()
             self.writing.done.wait(SECONDS_TO_STOP)
-            self.writing = None
         self._claim.release()
 
     def leave(self) -> None:
@@ -349,11 +357,7 @@ class Desk:
 
     def set_system(self, conversation: Conversation, system: str) -> None:
         """Change what the model is told before the conversation, from the next reply on."""
-        if system == conversation.system:
-            return
-        conversation.system = system
-        if conversation.recorded:
-            self.store.set_system_prompt(conversation.key, system)
+        conversation.system = clean_text(system)
 
     def _keep(self, conversation: Conversation) -> Conversation:
         with self._lock:
@@ -371,6 +375,9 @@ class Desk:
             # The record gives the key by which the conversation is found again after a restart.
             conversation.key, conversation.recorded = store.new_conversation(conversation.system), True
             self._keep(conversation)
+        elif conversation.system != conversation.recorded_system:
+            store.set_system_prompt(conversation.key, conversation.system)
+        conversation.recorded_system = conversation.system
         if turn.question_id is None:
             turn.question_id = store.add_message(conversation.key, "user", turn.question)
         repeated = turn.kept if answer.kind == PLAIN else turn.answers[-1] if turn.answers else None

@@ -143,6 +143,43 @@ def test_a_second_reply_waits_for_one_that_was_stopped_but_not_for_one_that_goes
     conversation.release()
 
 
+def test_a_message_sent_twice_after_stop_is_asked_once(store):
+    gate = threading.Event()
+    desk = desk_of(ToyEngine(TEXT, gate=gate), store)
+    conversation = desk.new()
+    conversation.claim()
+    desk.ask(conversation, "Count.", SETTINGS, "auto", True)
+    conversation.stop()
+    refused = []
+
+    def send():
+        try:
+            ask(desk, conversation, "Go on.")
+        except Refused as error:
+            refused.append(str(error))
+
+    clicks = [threading.Thread(target=send) for _ in range(2)]
+    for click in clicks:
+        click.start()
+    while not refused and any(click.is_alive() for click in clicks):
+        clicks[0].join(0.01)
+    gate.set()
+    conversation.release()
+    for click in clicks:
+        click.join()
+    assert len(refused) == 1 and [turn.question for turn in conversation.turns] == ["Count.", "Go on."]
+
+
+def test_a_message_sent_twice_is_asked_once_however_long_its_beginning_takes(store, monkeypatch):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    ask(desk, conversation, "Count.")
+    conversation.claim()  # its reply is not begun yet: the prompt is long, or the database is locked
+    monkeypatch.setattr("app.conversation.SECONDS_TO_STOP", 60)
+    with pytest.raises(Refused, match="still being written"):
+        conversation.claim()
+
+
 def test_a_closed_tab_ends_the_reply_and_frees_the_engine(store):
     engine = ToyEngine(TEXT, gate=threading.Event())
     desk = desk_of(engine, store)
@@ -306,6 +343,28 @@ def test_without_recording_nothing_is_written(store):
     assert store.list_conversations() == () and not conversation.recorded
     ask(desk, conversation, "Again.", record=True)
     assert [message.content for message in store.conversation(conversation.key).messages] == ["Again.", TEXT]
+    desk.set_system(conversation, "Not for the record.")
+    ask(desk, conversation, "Once more.", record=False)
+    assert store.conversation(conversation.key).system_prompt == ""
+    ask(desk, conversation, "And again.")
+    assert store.conversation(conversation.key).messages[-1].replies[0].system_prompt == "Not for the record."
+
+
+@pytest.mark.parametrize("plainly", [False, True])
+def test_a_repetition_is_recorded_though_what_it_repeats_is_not(store, plainly):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    ask(desk, conversation, "Count.", record=False)
+    conversation.claim()
+    again = (
+        desk.again_plainly(conversation, True)
+        if plainly
+        else desk.again(conversation, SETTINGS, "auto", True)
+    )
+    assert again.done.wait(10)
+    conversation.release()
+    (reply,) = store.conversation(conversation.key).messages[1].replies
+    assert reply.text == TEXT and reply.answers_reply_id is None and store.problem is None
 
 
 def test_what_was_deleted_is_gone_from_memory_and_record(store):
@@ -336,5 +395,7 @@ def test_the_system_prompt_reaches_the_model(store):
 def test_a_lone_surrogate_does_not_stop_the_reply(store):
     desk = desk_of(ToyEngine(TEXT), store)
     conversation = desk.new()
+    desk.set_system(conversation, "half \ud83d")
     assert ask(desk, conversation, "hi \ud83d").text == TEXT
     conversation.drawn().encode()
+    conversation.system.encode()

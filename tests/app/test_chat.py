@@ -1,0 +1,37 @@
+"""The chat's handlers, called as Gradio calls them, without a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+from app.chat import READ, Chat
+from app.conversation import Desk
+from app.loading import Loader, LoadingState
+from core.store import Store
+from tests.app.toy import ToyEngine
+
+PANEL = (True, 4, 0.7, "0", "1", "512", "7", "", "auto", True)  # in the order of settings_panel.inputs
+
+
+@pytest.fixture
+def chat(tmp_path: Path) -> Chat:
+    loader = Loader(lambda progress: None)
+    loader.state = LoadingState("Ready.", 1.0, engine=ToyEngine("one two three " * 20, pause=0.02))
+    with gr.Blocks(analytics_enabled=False):
+        return Chat(Desk(loader, Store(tmp_path / "record.db")))
+
+
+@pytest.mark.parametrize("doomed", ["one", "all"])
+def test_a_reply_that_is_deleted_while_it_is_written_does_not_come_back(chat, doomed):
+    conversation = chat.desk.new()
+    conversation.view = READ
+    updates = chat.ask("Forget this.", conversation.key, {}, "Be brief.", *PANEL)
+    next(updates), next(updates)
+    page = chat.erase(doomed, conversation.key)
+    assert list(updates) == []
+    assert page[chat.redline]["value"] == "" and page[chat.read]["value"] == []
+    assert page[chat.browser]["view"] == READ and page[chat.session] != conversation.key
+    assert chat.desk.store.list_conversations() == ()
