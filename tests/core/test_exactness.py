@@ -8,6 +8,7 @@ notice each way in which the rule is known to go wrong.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -210,8 +211,7 @@ def test_sampled_replies(name):
 
 
 def _with(settings: Settings, seed: int) -> Settings:
-    values = {name: getattr(settings, name) for name in settings.__slots__}
-    return Settings(**(values | {"seed": seed, "max_new_tokens": LENGTH}))
+    return dataclasses.replace(settings, seed=seed, max_new_tokens=LENGTH)
 
 
 def test_the_g_test_notices_a_wrong_distribution():

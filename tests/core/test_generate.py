@@ -19,7 +19,7 @@ from core.models.errors import LoadError
 from core.records import Fate, PairInfo, Settings, Token
 from core.settings import SettingsError
 from core.text import fit_chat
-from tests.core.builders import reply_of, round_of, rounds_of, token
+from tests.core.builders import assert_identities, reply_of, round_of, rounds_of, token
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENS = 12
@@ -37,11 +37,6 @@ def strict_json(line):
         raise AssertionError(f"{name} is not JSON")
 
     return json.loads(line, parse_constant=refuse)
-
-
-def assert_identities(row):
-    assert row["drafted"] == row["accepted"] + row["rejected"] + row["discarded"]
-    assert row["emitted"] == row["accepted"] + row["resampled"] + row["bonus"] + row["plain"]
 
 
 # --- The reply ---------------------------------------------------------------------------------------------

@@ -8,12 +8,12 @@ import pytest
 
 from core import metrics
 from core.records import Fate
+from tests.core import builders
 from tests.core.builders import round_of, rounds_of, token
 
 
 def assert_identities(figures):
-    assert figures.drafted == figures.accepted + figures.rejected + figures.discarded
-    assert figures.emitted == figures.accepted + figures.resampled + figures.bonus + figures.plain
+    builders.assert_identities(figures.as_row())
     assert figures.tested == figures.accepted + figures.rejected
     assert 0 <= figures.accepted <= figures.drafted
 

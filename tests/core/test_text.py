@@ -115,13 +115,13 @@ def test_peeking_takes_nothing(byte_tokenizer):
     first, *rest = "é".encode()
     assert detokenizer.push(first) == ""
     assert detokenizer.peek([*rest, ord("!")]) == ["é", "!"]
-    assert detokenizer.peek([ord("a")])[0] in (REPLACEMENT + "a",)
+    assert detokenizer.peek([ord("a")]) == [REPLACEMENT + "a"]
     assert detokenizer.push(rest[0]) == "é"
 
 
 def test_labels_of_special_tokens(smol):
     assert label(smol, 2) == "<|im_end|>"
-    assert label(smol, 10**6).startswith("⟨")
+    assert label(smol, 10**6) == "⟨id 1000000⟩"
 
 
 def test_end_ids_are_a_union(smol):

@@ -6,6 +6,7 @@ by one gives other numbers.
 
 from __future__ import annotations
 
+import dataclasses
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,11 +15,9 @@ import torch
 
 from core.drafters.model import ModelDrafter
 from core.models.pair import Pair
-from core.records import PairInfo
+from tests.core.builders import PAIR
 
-INFO = PairInfo(
-    "toy", "toy target", "toy draft", "t" * 64, "d" * 64, "float32", "float32", "cpu", "model", 64, 64
-)
+INFO = dataclasses.replace(PAIR, context_length=64, draft_context_length=64)
 
 LogitsOf = Callable[[tuple[int, ...]], torch.Tensor]
 
