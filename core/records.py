@@ -17,7 +17,7 @@ from enum import Enum
 
 
 class Fate(str, Enum):
-    """What became of a token. The first three were drafted; the last four were emitted or kept."""
+    """What became of a token. ``DRAFTED`` and ``EMITTED`` sort them; an accepted one is both."""
 
     ACCEPTED = "accepted"  # drafted and kept
     REJECTED = "rejected"  # drafted, tested and not kept
@@ -35,8 +35,6 @@ EMITTED = frozenset({Fate.ACCEPTED, Fate.RESAMPLED, Fate.BONUS, Fate.PLAIN})
 
 DOMAINS = ("code", "prose", "maths", "structured", "other")
 
-FINISH_REASONS = ("eos_token", "stop_string", "length", "cancelled", "error")
-
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -52,8 +50,9 @@ class Token:
     adds nothing and the one that completes it adds the whole character, so the joined ``text`` of
     the emitted tokens plus ``Reply.tail`` is the reply's text. ``label`` names a token whose
     ``text`` is empty (hexadecimal bytes, or the name of a special token).
-    Figures are None where they are undefined: ``q``, ``u``, ``overlap`` and ``entropy_q`` of a
-    token that no draft competed for; everything of the target for a discarded token.
+    Figures are None where they are undefined: ``u`` and ``overlap`` of a token that was not drafted
+    and tested; ``q`` and ``entropy_q`` of one that no draft competed for (bonus and plain; a resampled
+    token has them); everything of the target for a discarded token.
     ``overlap`` is the sum over the vocabulary of min(p, q). Entropies are in nats. ``p_raw`` is
     the target's probability at temperature 1 with no filter. ``top_p`` and ``top_q`` hold up to
     ten (id, probability) pairs, most likely first, of p and q; at temperature 0, where those are
@@ -174,6 +173,7 @@ class Reply:
     """One reply, at its end.
 
     ``text`` is ``tokenizer.decode`` of all ids (special tokens skipped, no clean-up);
+    ``finish_reason`` is ``eos_token``, ``stop_string``, ``length``, ``cancelled`` or ``error``.
     ``visible_chars`` says how much of it is to be shown (less than all of it after a stop string).
     ``tail`` is the part of ``text`` that no token's ``text`` holds: the replacement character of
     an unfinished character when a reply is cut there, otherwise empty.

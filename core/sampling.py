@@ -1,7 +1,7 @@
 """The maths of exact speculative sampling: filter chain, acceptance, residual, draws. Pure functions.
 
 A ``Distribution`` is float32 probabilities over a support of token ids. The same one that was
-sampled from serves for the ratio and for the residual, so the three cannot disagree (rule 1).
+sampled from serves for the ratio and for the residual, so the three cannot disagree (docs/ENGINE.md, rule 1).
 Temperature 0 needs no case of its own: its distribution is one id with probability 1, for which
 acceptance *is* argmax equality.
 
@@ -54,6 +54,10 @@ class Distribution:
             index = torch.searchsorted(self.ids, ids).clamp_(max=size - 1)
             inside = self.ids[index] == ids
         return torch.where(inside, self.probabilities[index], 0.0)
+
+    def id_of(self, index: int) -> int:
+        """The token id of entry ``index``."""
+        return index if self.ids is None else int(self.ids[index])
 
     def top(self, count: int = TOP) -> tuple[tuple[int, float], ...]:
         """Up to ``count`` (id, probability) pairs, most likely first; ids of probability 0 are left out."""
@@ -141,8 +145,7 @@ def draw(weights: torch.Tensor, u: float) -> int:
 
 def sample(p: Distribution, u: float) -> int:
     """A token id drawn from ``p`` by inverse CDF."""
-    index = draw(p.probabilities, u)
-    return index if p.ids is None else int(p.ids[index])
+    return p.id_of(draw(p.probabilities, u))
 
 
 def accepts(u: float, p: float, q: float) -> bool:
@@ -152,13 +155,11 @@ def accepts(u: float, p: float, q: float) -> bool:
 
 def overlap(p: Distribution, q: Distribution) -> float:
     """Σ min(p, q): the probability that a token drawn from q is accepted (Leviathan et al., eq. 1)."""
-    if q.ids is None and p.ids is not None:
+    if q.ids is None:
         p, q = q, p
-    other = p.probabilities if q.ids is None and p.ids is None else None
-    if other is None or len(other) != len(q.probabilities):
-        ids = q.ids if q.ids is not None else torch.arange(len(q.probabilities))
-        other = p.over(ids)
-    return min(1.0, torch.minimum(other, q.probabilities).sum(dtype=torch.float64).item())
+    ids = torch.arange(len(q.probabilities)) if q.ids is None else q.ids
+    shared = torch.minimum(p.over(ids), q.probabilities)
+    return min(1.0, shared.sum(dtype=torch.float64).item())
 
 
 def residual(p: Distribution, q: Distribution) -> torch.Tensor:
@@ -221,8 +222,7 @@ def verify_tokenwise(
         kept = accepts(u, p_x, q_x)
         yield Outcome(proposal.id, Fate.ACCEPTED if kept else Fate.REJECTED, position, p_x, q_x, u, shared)
         if not kept:
-            index = draw(residual(p, proposal.q), uniform())
-            token_id = index if p.ids is None else int(p.ids[index])
+            token_id = p.id_of(draw(residual(p, proposal.q), uniform()))
             yield Outcome(token_id, Fate.RESAMPLED, position, p.at(token_id), proposal.q.at(token_id))
             return
     p = target(len(proposals))

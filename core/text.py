@@ -24,7 +24,7 @@ def clean_text(text: str) -> str:
         text.encode()
     except UnicodeEncodeError:
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text.replace("\0", "\ufffd")
+    return text.replace("\0", REPLACEMENT)
 
 
 def encode_chat(tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:

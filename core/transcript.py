@@ -1,7 +1,7 @@
 """The committed sequence and all that is cut at the same token: ids, text, domains, the end.
 
 One ``push`` commits one token, so that whatever ends a reply (end of text, then a stop string, then
-the length limit) ends ids, text, domains and counters together (rule 10 of the engine).
+the length limit) ends ids, text, domains and counters together (docs/ENGINE.md, rule 10).
 """
 
 from __future__ import annotations

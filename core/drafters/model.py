@@ -1,6 +1,6 @@
 """Drafting with a small model that shares the target's tokenizer.
 
-The draft reads, in one call, whatever was committed since it last read (rule 8 of the engine: two
+The draft reads, in one call, whatever was committed since it last read (docs/ENGINE.md, rule 8: two
 tokens after a fully accepted round, more after rounds without drafts), then one token a step.
 A head that covers only part of the vocabulary names its columns in ``head_ids``; other ids have
 q = 0, which is exact all the same.

@@ -1,7 +1,7 @@
 """Matrix products for a decoder, in the forms a CPU runs fast.
 
 Every form is a callable ``(rows, in) float32 -> (rows, out) float32`` whose row i depends on
-input row i alone, bit for bit and at every row count (rule 13 of the engine: a verification pass
+input row i alone, bit for bit and at every row count (docs/ENGINE.md, rule 13: a verification pass
 must score a token as a one-row pass would). ``row_dependence`` measures that on this machine.
 
 - ``dense``: the weights as they are, float32 or bfloat16.
@@ -116,15 +116,13 @@ FORMS: dict[str, Callable[[torch.Tensor], Linear]] = {
 }
 
 
-def best_form(*wanted: str) -> str:
-    """The first of ``wanted`` forms that this processor runs well, or else a dense one.
+def best_form(form: str) -> str:
+    """``form`` ("int4" or "int8") where this processor runs it well, or else a dense one.
 
     A fixed rule rather than a race at every start: the same machine always gives the same numbers.
     """
-    usable = {"int4": _supports_int4, "int8": _supports_int8}
-    for form in wanted:
-        if usable[form]():
-            return form
+    if {"int4": _supports_int4, "int8": _supports_int8}[form]():
+        return form
     return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
 
 

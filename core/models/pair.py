@@ -19,7 +19,7 @@ from core.drafters.model import ModelDrafter
 from core.models import Progress
 from core.models.decoder import Decoder, DecoderShape, KVCache
 from core.models.draft_file import HEAD, draft_metadata, load_draft
-from core.models.linear import FORMS, Linear, best_form, row_dependence
+from core.models.linear import FORMS, best_form, row_dependence
 from core.records import PairInfo
 from core.settings import MAX_DRAFT_TOKENS
 from core.text import end_token_ids
@@ -56,7 +56,7 @@ def build_embedded_pair(
     target = Decoder.from_tensors(shape, tensors, FORMS[form], embedding, FORMS[head_form](embedding))
     draft, head_ids, draft_fingerprint = _distilled(draft_file, shape, embedding, form, head_form)
     say("Checking that rows are scored independently", None)
-    note = _exactness_note(target, shape)
+    note = _exactness_note(target)
     say("Reading the tokenizer", None)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     generation = json.loads((folder / "generation_config.json").read_text())
@@ -72,7 +72,7 @@ def build_embedded_pair(
             device="cpu",
             drafter=ModelDrafter.name,
             context_length=shape.context_length,
-            draft_context_length=shape.context_length,
+            draft_context_length=draft.shape.context_length,
             exactness_note=note,
         ),
         tokenizer=tokenizer,
@@ -103,15 +103,13 @@ def _distilled(
     return decoder, head_ids, draft_metadata(file)["fingerprint"]
 
 
-def _exactness_note(target: Decoder, shape: DecoderShape) -> str | None:
+def _exactness_note(target: Decoder) -> str | None:
     """Rule 13's self-test on the products of one layer and the head: None where rows are bit-equal."""
-    layer = target.layers[0]
-    products: list[tuple[Linear, int]] = [
-        (layer.qkv, shape.hidden),
-        (layer.gate_up, shape.hidden),
-        (target.head, shape.hidden),
-    ]
-    worst = max(row_dependence(product, size, MAX_DRAFT_TOKENS + 1) for product, size in products)
+    layer, size = target.layers[0], target.shape.hidden
+    worst = max(
+        row_dependence(product, size, MAX_DRAFT_TOKENS + 1)
+        for product in (layer.qkv, layer.gate_up, target.head)
+    )
     if worst == 0:
         return None
     return (
