@@ -9,10 +9,9 @@ gets the reply's text. ``--json`` prints one JSON object a line: each round (``"
 reply (``"type": "reply"``), with the field names of ``core.records`` and ``core.metrics``, which are the
 database's; undefined figures are null. Progress, legend and figures go to standard error.
 
-Exit status: 0; 1 if the reply ended with an error; 2 for input that cannot be used, with one sentence; 130
-after Ctrl-C, which ends the reply after the round in flight and keeps what was said; 141 if the reader of
-standard output went away. Knows no page and no database.
-"""
+Exit status: 0; 1 if the reply ended with an error or cannot be written; 2 for input that cannot be used, with
+one sentence; 130 after Ctrl-C, which ends the reply after the round in flight and keeps what was said; 141 if
+the reader of standard output went away. Knows no page and no database.
 
 from __future__ import annotations
 
@@ -308,17 +307,31 @@ def answer(pair: Pair, request: Request) -> int:
     return {"cancelled": INTERRUPTED, "error": 1}.get(reply.finish_reason, 0)
 
 
+def _let_go_of_output() -> None:
+    """Python flushes standard output once more at its end: let that go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None, load: Callable[..., Pair] = load_embedded) -> int:
     """The command; returns its exit status. ``load(progress)`` gives the pair."""
-    for stream in (sys.stdout, sys.stderr):  # whatever the locale says
-        stream.reconfigure(encoding="utf-8", errors="replace")
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # a shell may close them
+        stream.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
+        setattr(sys, name, stream)
     try:
         request = parse_request(arguments)
         progress = progress_printer(sys.stderr)
         progress("Loading PyTorch", None)
         pair = load(progress)
         progress("", None)
-        return answer(pair, request)
+        try:
+            return answer(pair, request)
+        except BrokenPipeError:
+            raise
+        except OSError as error:  # of writing: the engine puts its own faults into the reply
+            _let_go_of_output()
+            print(f"Standard output cannot be written: {error.strerror.lower()}.", file=sys.stderr)
+            return 1
     except (InputError, SettingsError, PromptError, LoadError) as error:
         print(printable(str(error)), file=sys.stderr)
         return BAD_INPUT
@@ -326,8 +339,7 @@ def main(arguments: Sequence[str] | None = None, load: Callable[..., Pair] = loa
         print(file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes standard output once more at its end: let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _let_go_of_output()
         return BROKEN_PIPE
 
 

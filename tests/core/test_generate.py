@@ -170,6 +170,21 @@ def test_a_reader_that_goes_away_ends_it_quietly(run, monkeypatch, capfd):
     assert "Error" not in capfd.readouterr().err
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+def test_a_full_disk_is_one_sentence(run, monkeypatch, capfd):
+    with open("/dev/full", "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert run(*ASK) == 1
+    said = capfd.readouterr().err
+    assert said.splitlines()[-1] == "Standard output cannot be written: no space left on device."
+    assert "Traceback" not in said
+
+
+def test_closed_standard_output_is_no_fault(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run(*ASK) == 0
+
+
 def test_a_failing_model_ends_the_reply_in_words(run, capsys, monkeypatch, embedded_pair):
     def fail(ids, cache):
         raise RuntimeError("out of \x1b[31mmemory")
