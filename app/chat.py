@@ -569,6 +569,8 @@ def chat_messages(conversation: Conversation) -> list[dict]:
 def status(answer: Answer, engine: Any | None) -> str:
     """Where the reply stands, in one sentence."""
     if not answer.done.is_set():
+        if answer.cancel.is_set():
+            return "Stopping."
         if answer.rounds:
             return "Writing."
         if answer.had_to_wait and engine is not None and engine.busy and answer.prefill_seconds is None:
@@ -577,7 +579,7 @@ def status(answer: Answer, engine: Any | None) -> str:
     if answer.error or (answer.reply and answer.reply.error):
         return answer.error or answer.reply.error
     sentences = []
-    if answer.finish_reason in ("cancelled", "length"):
+    if answer.finish_reason in ("cancelled", "length", "interrupted"):
         sentences.append(f"Ended: {ENDINGS[answer.finish_reason]}.")
     if answer.dropped_messages:
         sentences.append(

@@ -34,7 +34,8 @@ async function draw() {
     barmode: 'stack', bargap: accepted.length > 80 ? 0 : 0.15, height: 200,
     paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     margin: {l: 24, r: 4, t: 26, b: 32}, font: {family: 'inherit', size: 11, color: ink},
-    xaxis: {...axis, title: {text: 'round', standoff: 2, font: {size: 11}}, showgrid: false, tickformat: 'd'},
+    xaxis: {...axis, title: {text: 'round', standoff: 2, font: {size: 11}}, showgrid: false, tickformat: 'd',
+      ...(value.accepted.length > 12 ? {} : {tick0: 1, dtick: 1})},  // else rounds would be numbered twice
     yaxis: {...axis, dtick: value.top > 8 ? 4 : value.top > 4 ? 2 : 1, range: [0, value.top + 0.2]},
     legend: {
       orientation: 'h', x: 0, y: 1.02, yanchor: 'bottom', font: {size: 11}, entrywidth: 58, itemwidth: 30,

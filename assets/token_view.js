@@ -12,7 +12,8 @@ const KEPT = 'asbp';
 const LEGEND = [
   ['a', 'kept'], ['r', 'struck out'], ['s', 'put in its place'], ['b', 'free extra'], ['d', 'never tested'],
 ];
-const ENDINGS = { length: 'The length limit was reached.', cancelled: 'Stopped.', error: 'Ended by an error.' };
+const ENDINGS = { length: 'The length limit was reached.', cancelled: 'Stopped.', error: 'Ended by an error.',
+  interrupted: 'The record ends here.' };
 const HOVER_MS = 80, LEAVE_MS = 180;
 const SIGNS = { '\n': '↵', '\t': '⇥', '\x7f': '␡' };
 // Choices outlive the component (the page may mount it anew), not the page.

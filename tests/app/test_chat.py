@@ -7,9 +7,10 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.chat import READ, Chat
-from app.conversation import Desk
+from app.chat import READ, Chat, status
+from app.conversation import FIRST, Answer, Desk
 from app.loading import Loader, LoadingState
+from core.records import Settings
 from core.store import Store
 from tests.app.toy import ToyEngine
 
@@ -35,3 +36,18 @@ def test_a_reply_that_is_deleted_while_it_is_written_does_not_come_back(chat, do
     assert page[chat.redline]["value"] == "" and page[chat.read]["value"] == []
     assert page[chat.browser]["view"] == READ and page[chat.session] != conversation.key
     assert chat.desk.store.list_conversations() == ()
+
+
+def test_between_stop_and_the_end_the_page_says_so():
+    answer = Answer("key", FIRST, Settings(), "auto", [1])
+    assert status(answer, None) == "Reading the prompt."
+    answer.cancel.set()
+    assert status(answer, None) == "Stopping."
+
+
+def test_a_reply_whose_process_was_killed_says_that_it_is_not_whole(chat):
+    store, pair = chat.desk.store, chat.desk.engine.pair.info
+    key = store.new_conversation()
+    store.begin_reply(key, store.add_message(key, "user", "Count."), Settings(), pair, "auto", 3)
+    answer = chat.desk.open(key).current
+    assert status(answer, None) == "Ended: interrupted."

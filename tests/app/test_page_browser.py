@@ -175,6 +175,8 @@ def test_a_reply_in_both_views_with_figures_plot_and_exact_copy(serve, tab):
     expect(page.page.locator("[data-figure=finish]")).to_have_text("end of text")
     expect(page.page.locator("[data-figure=context]")).to_contain_text("of 2,048")
     expect(page.page.locator("#chart .plot svg").first).to_be_visible()
+    numbers = page.page.locator("#chart .xtick text").all_text_contents()
+    assert len(numbers) == len(set(numbers)) > 0
     page.view("Read")
     expect(page.page.locator("#redline")).to_be_hidden()
     assert page.bot().locator("code").first.text_content().startswith("indented\n    more")
