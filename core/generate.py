@@ -12,6 +12,7 @@ database's; undefined figures are null. Progress, legend and figures go to stand
 Exit status: 0; 1 if the reply ended with an error or cannot be written; 2 for input that cannot be used, with
 one sentence; 130 after Ctrl-C, which ends the reply after the round in flight and keeps what was said; 141 if
 the reader of standard output went away. Knows no page and no database.
+"""
 
 from __future__ import annotations
 
