@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from core.drafters.base import Drafter
+from core.models.decoder import PREFILL_CHUNK
 from core.models.pair import Pair
 from core.records import Fate, Reply, Round, Settings, Token
 from core.sampling import (
@@ -159,8 +160,8 @@ class Generation:
 
     def _prefill(self) -> None:
         start = time.perf_counter()
-        self._loop.prefill()
-        self.prefill_seconds = time.perf_counter() - start
+        if self._loop.prefill(self._cancel):
+            self.prefill_seconds = time.perf_counter() - start
 
     def _finish(self, finish_reason: str, error: str | None) -> None:
         # From the rounds given out: a round that died half-way has committed tokens nobody saw.
@@ -197,13 +198,20 @@ class _Loop:
         self._rounds = 0
 
     @torch.inference_mode()
-    def prefill(self) -> None:
-        """Reads all but the last id of the prompt, so that the first token, too, comes from a round."""
-        ids = self._transcript.ids[:-1]
-        self._pair.cache.length = 0
-        self._pair.target.prefill(ids, self._pair.cache)
-        if self._drafter:
+    def prefill(self, cancel: threading.Event) -> bool:
+        """Reads all but the last id of the prompt, so that the first token, too, comes from a round.
+
+        False when ``cancel`` was set before all was read: a long prompt takes seconds.
+        """
+        ids, target, cache = self._transcript.ids[:-1], self._pair.target, self._pair.cache
+        cache.length = 0
+        for start in range(0, len(ids), PREFILL_CHUNK):
+            if cancel.is_set():
+                return False
+            target.prefill(ids[start : start + PREFILL_CHUNK], cache)
+        if self._drafter and not cancel.is_set():
             self._drafter.prefill(ids)
+        return not cancel.is_set()
 
     @torch.inference_mode()
     def next_round(self) -> Round:

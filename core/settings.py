@@ -13,6 +13,7 @@ from core.records import Settings
 
 MAX_DRAFT_TOKENS = 16
 MAX_NEW_TOKENS = 8192
+MAX_STOPS, MAX_STOP_LENGTH = 32, 500
 MAX_SEED = 2**63 - 1  # the largest integer SQLite stores
 _DEFAULTS = Settings()
 
@@ -62,11 +63,20 @@ def parse_seed(value: object) -> int:
 
 
 def parse_stop(value: object) -> tuple[str, ...]:
-    """Stop strings from a list, or from text with one stop string a line; empty ones are dropped."""
+    """Stop strings from a list, or from text with one stop string a line; empty ones are dropped.
+
+    Raises SettingsError for more, or longer ones, than a reply is watched for.
+    """
     if value is None:
         return ()
     lines = value.replace("\r\n", "\n").split("\n") if isinstance(value, str) else list(value)
-    return tuple(line for line in dict.fromkeys(str(line) for line in lines) if line)
+    stops = tuple(line for line in dict.fromkeys(str(line) for line in lines) if line)
+    if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+        raise SettingsError(
+            f"There may be up to {MAX_STOPS} stop strings of up to {MAX_STOP_LENGTH} characters each; please use fewer or"
+            " shorter ones."
+        )
+    return stops
 
 
 def parse_settings(

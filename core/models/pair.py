@@ -20,7 +20,7 @@ from core.models import Progress
 from core.models.decoder import Decoder, DecoderShape, KVCache
 from core.models.draft_file import HEAD, draft_metadata, load_draft
 from core.models.linear import FORMS, best_form, row_dependence
-from core.records import PairInfo
+from core.records import PairInfo, Settings
 from core.settings import MAX_DRAFT_TOKENS
 from core.text import end_token_ids
 
@@ -57,6 +57,9 @@ def build_embedded_pair(
     draft, head_ids, draft_fingerprint = _distilled(draft_file, shape, embedding, form, head_form)
     say("Checking that rows are scored independently", None)
     note = _exactness_note(target)
+    drafter = ModelDrafter(draft, head_ids)
+    say("Warming up", None)
+    _warm_up(target, drafter, cache := target.new_cache())
     say("Reading the tokenizer", None)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     generation = json.loads((folder / "generation_config.json").read_text())
@@ -77,10 +80,24 @@ def build_embedded_pair(
         ),
         tokenizer=tokenizer,
         target=target,
-        drafter=ModelDrafter(draft, head_ids),
+        drafter=drafter,
         end_ids=end_token_ids(tokenizer, config, generation),
-        cache=target.new_cache(),
+        cache=cache,
     )
+
+
+@torch.inference_mode()
+def _warm_up(target: Decoder, drafter: ModelDrafter, cache: KVCache) -> None:
+    """One short pass of each kind: kernels set themselves up at first use, which a first reply would feel."""
+    ids = list(range(64))
+    target.prefill(ids, cache)
+    drafter.prefill(ids)
+    for rows in range(1, Settings().num_draft_tokens + 2):
+        target.logits(ids[:rows], cache)
+    drafter.decoder.next_logits(ids[:1], drafter.cache)
+    drafter.decoder.next_logits(ids[:2], drafter.cache)
+    cache.length = 0
+    drafter.rollback(0)
 
 
 def _distilled(

@@ -12,6 +12,7 @@ import torch
 
 from core import metrics
 from core.engine import Engine
+from core.models.decoder import PREFILL_CHUNK
 from core.records import EMITTED, Fate, Settings
 from core.text import PromptError
 from tests.core.toys import ToyDecoder, path, table, toy_pair
@@ -245,6 +246,24 @@ def test_cancel_keeps_what_was_said_and_frees_the_engine():
     assert generation.reply.finish_reason == "cancelled"
     assert len(generation.reply.token_ids) == first.emitted
     assert not engine.busy
+
+
+def test_cancel_during_a_long_prompt_does_not_wait_for_all_of_it():
+    cancel = threading.Event()
+
+    class Slow(ToyDecoder):
+        def prefill(self, ids, cache):
+            super().prefill(ids, cache)
+            cancel.set()
+
+    pair = toy_pair(table(1, 5), table(2, 5), context_length=2000, draft_context_length=2000)
+    pair.target = Slow(table(1, 5), 2000)
+    engine = Engine(pair)
+    generation = engine.generate([1] * 1500, GREEDY, cancel=cancel)
+    assert list(generation) == []
+    assert generation.reply.finish_reason == "cancelled"
+    assert generation.prefill_seconds is None and not engine.busy
+    assert pair.target.reads == [(0, PREFILL_CHUNK)] and pair.drafter.decoder.reads == []
 
 
 def test_closing_and_never_starting():

@@ -45,9 +45,9 @@ def greedy_ids(pair, prompt: str, k: int, length: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("prompt", load_prompts()[:2], ids=lambda prompt: prompt.id)
 def test_greedy_speculative_equals_plain(embedded_pair, prompt):
-    plain = greedy_ids(embedded_pair, prompt.prompt, 0, 48)
-    assert greedy_ids(embedded_pair, prompt.prompt, 4, 48) == plain
-    assert greedy_ids(embedded_pair, prompt.prompt, 16, 48) == plain
+    plain = greedy_ids(embedded_pair, prompt.prompt, 0, 32)
+    assert greedy_ids(embedded_pair, prompt.prompt, 4, 32) == plain
+    assert greedy_ids(embedded_pair, prompt.prompt, 16, 32) == plain
 
 
 @pytest.mark.proof

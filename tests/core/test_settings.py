@@ -138,3 +138,10 @@ def test_numbers_may_come_as_form_fields_deliver_them():
 def test_stop_strings_from_a_list_or_one_a_line(given, stop):
     assert parse_stop(given) == stop
     assert parse_settings(stop=given).stop == stop
+
+
+@pytest.mark.parametrize("stop", ["\n".join(map(str, range(33))), ["x" * 501]])
+def test_more_stop_strings_than_can_be_watched_for_are_refused_in_words(stop):
+    assert len(parse_stop([str(n) for n in range(32)])) == 32
+    with pytest.raises(SettingsError, match="up to 32 stop strings"):
+        parse_stop(stop)
