@@ -73,8 +73,8 @@ def parse_stop(value: object) -> tuple[str, ...]:
     stops = tuple(line for line in dict.fromkeys(str(line) for line in lines) if line)
     if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
         raise SettingsError(
-            f"There may be up to {MAX_STOPS} stop strings of up to {MAX_STOP_LENGTH} characters each; please use fewer or"
-            " shorter ones."
+            f"There may be up to {MAX_STOPS} stop strings of up to {MAX_STOP_LENGTH} characters each;"
+            " please use fewer or shorter ones."
         )
     return stops
 
