@@ -24,8 +24,7 @@ EXACTNESS = "tests/core/test_exactness.py"
 
 @dataclass(frozen=True)
 class Mutant:
-    """``before`` occurs once in ``file`` and becomes ``after``. ``statistical``: only the exactness suite
-    is asked, to show that it notices by itself."""
+    """``before`` occurs once in ``core/file`` and becomes ``after``."""
 
     name: str
     file: str
