@@ -58,13 +58,11 @@ HOSTILE = (
 class Served:
     """A served page: its address, its desk, and the engine that answers."""
 
-    def __init__(self, load: Callable, db: Path, personal: bool = True):
+    def __init__(self, load: Callable, db: Path, personal: bool, port: int):
         loader = Loader(load)
         loader.start()
         self.desk = Desk(loader, Store(db), personal)
         self.page = build(self.desk)
-        with busy_port() as port:
-            pass  # free again, and nobody else's for a while
         launch(self.page, "127.0.0.1", port, wait=False)
         self.url = f"http://127.0.0.1:{port}/"
 
@@ -73,13 +71,26 @@ class Served:
         return self.desk.engine
 
 
+def free_port() -> int:
+    with busy_port() as port:
+        pass  # free again, and nobody else's for a while
+    return port
+
+
+@pytest.fixture(scope="module")
+def port() -> int:
+    """One port for all tests: at another address the browser would fetch Gradio's scripts anew."""
+    return free_port()
+
+
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[..., Served]]:
+def serve(tmp_path: Path, port: int) -> Iterator[Callable[..., Served]]:
     served: list[Served] = []
 
     def start(script="", *, load: Callable | None = None, personal: bool = True, **options) -> Served:
         engine = ToyEngine(script, **options)
-        served.append(Served(load or (lambda progress: engine), tmp_path / "record.db", personal))
+        at = free_port() if served else port
+        served.append(Served(load or (lambda progress: engine), tmp_path / "record.db", personal, at))
         return served[-1]
 
     yield start
@@ -100,9 +111,9 @@ def browser(chromium: str) -> Iterator[sync_api.Browser]:
 class Tab:
     """A browser of one tab; ``faults`` collects what must not be: dialogs, errors, outside requests."""
 
-    def __init__(self, browser: sync_api.Browser, url: str, **options):
+    def __init__(self, context: sync_api.BrowserContext, url: str):
         self.faults: list[str] = []
-        self.context = browser.new_context(permissions=["clipboard-read", "clipboard-write"], **options)
+        self.context = context
         self.page = self.context.new_page()
         self.page.set_default_timeout(20_000)
         self.page.on("dialog", lambda dialog: (self.faults.append(dialog.message), dialog.dismiss()))
@@ -144,17 +155,35 @@ class Tab:
         return self.page.locator('#read [data-testid="user"]')
 
 
+PERMISSIONS = ["clipboard-read", "clipboard-write"]
+
+
+@pytest.fixture(scope="module")
+def usual(browser) -> Iterator[sync_api.BrowserContext]:
+    """The browser that most tests use: it keeps Gradio's scripts from one test to the next."""
+    with browser.new_context(permissions=PERMISSIONS) as context:
+        yield context
+
+
 @pytest.fixture
-def tab(browser) -> Iterator[Callable[..., Tab]]:
+def tab(browser, usual) -> Iterator[Callable[..., Tab]]:
+    """Opens a browser: the usual one, emptied afterwards, and others for whoever comes beside it."""
     tabs: list[Tab] = []
 
     def open_tab(url: str, **options) -> Tab:
-        tabs.append(Tab(browser, url, **options))
+        own = tabs or options
+        context = browser.new_context(permissions=PERMISSIONS, **options) if own else usual
+        tabs.append(Tab(context, url))
         return tabs[-1]
 
     yield open_tab
     for one in tabs:
-        one.context.close()
+        if one.context is usual:
+            for page in usual.pages:
+                page.evaluate("localStorage.clear()")
+                page.close()
+        else:
+            one.context.close()
         assert one.faults == []
 
 
@@ -361,6 +390,7 @@ def test_a_reload_in_the_middle_of_a_reply_keeps_what_was_said(serve, tab):
     page = tab(served.url).ready()
     page.send("Go.")
     page.page.locator("#redline .rl-accepted").first.wait_for()
+    expect(page.page.locator("[data-figure=rounds]")).to_have_text("2")  # where the gate holds the reply
     half = page.drawn()
     page.page.reload()
     page.page.wait_for_function(f"text => ({DRAWN})() === text", arg=half)

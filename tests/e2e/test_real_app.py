@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from core.records import Settings
 from core.store import Store
 from tests.app.test_launch import busy_port
 
@@ -206,7 +207,7 @@ def test_a_person_uses_redline(app: App, context: sync_api.BrowserContext, tmp_p
     kinds = app.query("SELECT kind, num_draft_tokens, seed, tokens_per_second FROM replies ORDER BY created")
     assert [kind for kind, *_ in kinds] == ["first", "first", "first", "plain"]
     (_, k, seed, speculative), (_, plain_k, plain_seed, plain) = kinds[2:]
-    assert (k, plain_k) == (4, 0) and seed == plain_seed == 3
+    assert (k, plain_k) == (Settings().num_draft_tokens, 0) and seed == plain_seed == 3
     expect(page.locator(".comparison")).to_contain_text(f"{speculative / plain:.2f}×")
 
     # After a reload everything is there again.
