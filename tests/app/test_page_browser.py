@@ -20,19 +20,10 @@ from core.models.errors import LoadError
 from core.store import Store
 from tests.app.test_launch import busy_port
 from tests.app.toy import PAIR, ToyEngine
+from tests.browser import ARGS
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
-
-ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # blocking by route would switch caching off
-]
 
 # The text of the emitted tokens, without the chips that name tokens of no text.
 DRAWN = """() => {

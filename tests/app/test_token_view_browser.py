@@ -20,18 +20,10 @@ from app.token_view import (
     scripted_rounds,
 )
 from core.records import Fate, Round, Token
+from tests.browser import ARGS
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
-ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # blocking by route would switch caching off
-]
 KEPT = ".rl-view :is(.rl-accepted, .rl-resampled, .rl-bonus, .rl-plain)"
 HOSTILE = [
     "<img src=x onerror=alert(1)>",

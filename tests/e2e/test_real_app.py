@@ -21,22 +21,13 @@ import pytest
 from core.records import Settings
 from core.store import Store
 from tests.app.test_launch import busy_port
+from tests.browser import ARGS
 
 sync_api = pytest.importorskip("playwright.sync_api")
 expect = sync_api.expect
 
 ROOT = Path(__file__).resolve().parents[2]
 SLOWLY = 180_000  # ms: an upper bound for a busy machine; nothing waits that long when it is done
-
-ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-]
 
 # Put before the app in its own process: refuses every address but this machine's, and says so.
 GUARD = """
