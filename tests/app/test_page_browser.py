@@ -8,32 +8,16 @@ from __future__ import annotations
 import csv
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from app.conversation import Desk
-from app.loading import Loader
-from app.page import build, launch
 from core.models.errors import LoadError
-from core.store import Store
-from tests.app.test_launch import busy_port
 from tests.app.toy import PAIR, ToyEngine
-from tests.browser import ARGS
 
-sync_api = pytest.importorskip("playwright.sync_api")
-expect = sync_api.expect
+expect = pytest.importorskip("playwright.sync_api").expect
 
-# The text of the emitted tokens, without the chips that name tokens of no text.
-DRAWN = """() => {
-  const kept = '#redline .rl-view :is(.rl-accepted, .rl-resampled, .rl-bonus, .rl-plain)';
-  return [...document.querySelectorAll(kept)].map(token => {
-    const copy = token.cloneNode(true);
-    copy.querySelectorAll('.rl-chip').forEach(chip => chip.remove());
-    return copy.textContent;
-  }).join('');
-}"""
+from tests.app.driver import DRAWN  # noqa: E402  (after the skip: it imports playwright)
+
 LONG = " ".join(f"word{n}" for n in range(60)) + "."
 
 ANGLES = (
@@ -44,138 +28,6 @@ HOSTILE = (
     '<script>alert(2)</script>\n\n${alert(3)} {{value}} " onmouseover=alert(4) x="\n\n'
     "![pixel](http://192.0.2.1/pixel.png)"
 )
-
-
-class Served:
-    """A served page: its address, its desk, and the engine that answers."""
-
-    def __init__(self, load: Callable, db: Path, personal: bool, port: int):
-        loader = Loader(load)
-        loader.start()
-        self.desk = Desk(loader, Store(db), personal)
-        self.page = build(self.desk)
-        launch(self.page, "127.0.0.1", port, wait=False)
-        self.url = f"http://127.0.0.1:{port}/"
-
-    @property
-    def engine(self) -> ToyEngine:
-        return self.desk.engine
-
-
-def free_port() -> int:
-    with busy_port() as port:
-        pass  # free again, and nobody else's for a while
-    return port
-
-
-@pytest.fixture(scope="module")
-def port() -> int:
-    """One port for all tests: at another address the browser would fetch Gradio's scripts anew."""
-    return free_port()
-
-
-@pytest.fixture
-def serve(tmp_path: Path, port: int) -> Iterator[Callable[..., Served]]:
-    served: list[Served] = []
-
-    def start(script="", *, load: Callable | None = None, personal: bool = True, **options) -> Served:
-        engine = ToyEngine(script, **options)
-        at = free_port() if served else port
-        served.append(Served(load or (lambda progress: engine), tmp_path / "record.db", personal, at))
-        return served[-1]
-
-    yield start
-    for one in served:
-        if one.engine and one.engine.gate:
-            one.engine.gate.set()
-        one.page.close(verbose=False)
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=ARGS)
-        yield browser
-        browser.close()
-
-
-class Tab:
-    """A browser of one tab; ``faults`` collects what must not be: dialogs, errors, outside requests."""
-
-    def __init__(self, context: sync_api.BrowserContext, url: str):
-        self.faults: list[str] = []
-        self.context = context
-        self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
-        self.page.on("dialog", lambda dialog: (self.faults.append(dialog.message), dialog.dismiss()))
-        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
-        self.page.on("request", self._request)
-        self.page.goto(url)
-
-    def _request(self, request) -> None:
-        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
-            self.faults.append(request.url)
-
-    def ready(self) -> Tab:
-        expect(self.page.locator("#message textarea")).to_have_attribute("placeholder", "Ask something")
-        return self
-
-    def send(self, text: str) -> None:
-        self.page.fill("#message textarea", text)
-        self.page.keyboard.press("Enter")
-
-    def ask(self, text: str) -> None:
-        self.send(text)
-        expect(self.page.locator("#message textarea")).to_have_value("")
-        self.ended()
-
-    def ended(self) -> None:
-        expect(self.page.locator("#regenerate")).to_be_enabled()
-
-    def view(self, name: str) -> None:
-        self.page.locator("#view label", has_text=name).click()
-        expect(self.page.locator("#read" if name == "Read" else "#redline")).to_be_visible()
-
-    def drawn(self) -> str:
-        return self.page.evaluate(DRAWN)
-
-    def bot(self):
-        return self.page.locator('#read [data-testid="bot"]')
-
-    def user(self):
-        return self.page.locator('#read [data-testid="user"]')
-
-
-PERMISSIONS = ["clipboard-read", "clipboard-write"]
-
-
-@pytest.fixture(scope="module")
-def usual(browser) -> Iterator[sync_api.BrowserContext]:
-    """The browser that most tests use: it keeps Gradio's scripts from one test to the next."""
-    with browser.new_context(permissions=PERMISSIONS) as context:
-        yield context
-
-
-@pytest.fixture
-def tab(browser, usual) -> Iterator[Callable[..., Tab]]:
-    """Opens a browser: the usual one, emptied afterwards, and others for whoever comes beside it."""
-    tabs: list[Tab] = []
-
-    def open_tab(url: str, **options) -> Tab:
-        own = tabs or options
-        context = browser.new_context(permissions=PERMISSIONS, **options) if own else usual
-        tabs.append(Tab(context, url))
-        return tabs[-1]
-
-    yield open_tab
-    for one in tabs:
-        if one.context is usual:
-            for page in usual.pages:
-                page.evaluate("localStorage.clear()")
-                page.close()
-        else:
-            one.context.close()
-        assert one.faults == []
 
 
 def shown(locator) -> str:

@@ -10,17 +10,9 @@ import gradio as gr
 import pytest
 
 from app.card import locate, token_details
-from app.token_view import (
-    RedlineView,
-    encode_reply_end,
-    encode_reply_start,
-    encode_round,
-    encode_user,
-    scripted_pieces,
-    scripted_rounds,
-)
+from app.token_view import RedlineView, encode_reply_end, encode_reply_start, encode_round, encode_user
 from core.records import Fate, Round, Token
-from tests.browser import ARGS
+from tests.app.scripted import scripted_pieces, scripted_rounds
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -114,14 +106,6 @@ def stage() -> Iterator[Stage]:
     )
     yield stage
     blocks.close()
-
-
-@pytest.fixture(scope="module")
-def browser(chromium: str) -> Iterator[sync_api.Browser]:
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, headless=True, args=ARGS)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

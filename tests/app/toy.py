@@ -23,20 +23,9 @@ from pathlib import Path
 
 from core.domains import DomainTracker
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
+from tests.core import builders
 
-PAIR = PairInfo(
-    pair="toy",
-    target="Toy-135M",
-    draft="Toy-draft",
-    target_fingerprint="ab" * 32,
-    draft_fingerprint="cd" * 32,
-    quantization="int8",
-    draft_quantization="int8",
-    device="cpu",
-    drafter="model",
-    context_length=2048,
-    draft_context_length=2048,
-)
+PAIR = replace(builders.PAIR, target="Toy-135M", draft="Toy-draft", context_length=2048)
 
 PIECE = re.compile(r"\s?\w+|\s+(?=\s)|\s?[^\w\s]|\s")
 END = "<|im_end|>"
