@@ -1,0 +1,192 @@
+"""How much memory a model needs, how much is free, and a refusal in words where the first is more.
+
+Counts parameters from a model's configuration; the sums are estimates on the careful side, never measured
+here. Knows nothing of where models come from or of how they are loaded, and imports torch only to ask a card.
+
+Run: ``python -m core.models.memory`` prints what is free.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.models.errors import LoadError
+
+# Bytes for one weight of a linear layer, by form (``core.models.spec.QUANTIZE``). "nf4" with double quantisation
+# is 4 bits + 8 bits for every 64 weights; the forms of the project keep a scale for every row or group; the rest
+# is for alignment and for what a kernel keeps beside them. "none" is as wide as the dtype.
+WEIGHT_BYTES = {"nf4": 0.55, "int4": 0.65, "llm-int8": 1.05, "int8": 1.1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+CONTEXT = 4096  # tokens of conversation that a pair should have room for
+OVERHEAD = 400_000_000  # activations, logits, workspaces of kernels: per pair
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a model is made of, in numbers, not bytes.
+
+    ``parameters`` counts a tied head once; ``linear`` are those in the layers' matrices, which a quantised form
+    shrinks (embedding, head, norms and biases stay as wide as the dtype); ``cache`` is how many numbers one token
+    adds to the KV cache.
+    """
+
+    parameters: int
+    linear: int
+    cache: int
+
+    def weights(self, form: str, dtype: str) -> int:
+        """Bytes of the weights in a form of ``spec.QUANTIZE`` but "auto"; ``dtype`` is of what stays wide."""
+        wide = DTYPE_BYTES[dtype]
+        return round(self.linear * WEIGHT_BYTES.get(form, wide) + (self.parameters - self.linear) * wide)
+
+    def kept(self, tokens: int, dtype: str) -> int:
+        """Bytes of a KV cache of so many tokens."""
+        return tokens * self.cache * DTYPE_BYTES[dtype]
+
+
+def size_of(config: Mapping[str, object]) -> Size | None:
+    """The size of a Llama-shaped model (Llama, Mistral, Qwen2, Qwen3, Gemma, ...) from its ``config.json``.
+
+    None where the configuration says too little, or names experts, whose weights are counted otherwise.
+    """
+    config = config.get("text_config") or config
+    try:
+        hidden, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
+        heads, inner = int(config["num_attention_heads"]), int(config["intermediate_size"])
+        vocabulary = int(config["vocab_size"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        head = int(config.get("head_dim") or hidden // heads)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return None
+    if any("expert" in name and value for name, value in config.items()):
+        return None
+    queries, keys = heads * head, kv_heads * head
+    linear = layers * (hidden * (2 * queries + 2 * keys) + 3 * hidden * inner)
+    kind = config.get("model_type")
+    small = 2 * hidden  # the norms before attention and before the MLP
+    if kind == "qwen2":
+        small += queries + 2 * keys  # biases of q, k and v
+    elif kind == "qwen3":
+        small += 2 * head  # norms of queries and keys
+    tied = config.get("tie_word_embeddings", kind in ("gemma", "gemma2", "gemma3_text"))
+    rows = vocabulary * hidden * (1 if tied else 2)
+    return Size(parameters=linear + layers * small + hidden + rows, linear=linear, cache=2 * layers * keys)
+
+
+def needed_bytes(
+    config: Mapping[str, object],
+    form: str,
+    dtype: str,
+    context: int = CONTEXT,
+    parameters: int | None = None,
+) -> int | None:
+    """Bytes for a model's weights in ``form`` and a KV cache of ``context`` tokens (less where the model holds
+    fewer); without a configuration that can be counted, from ``parameters`` as if all were in linear layers.
+    None where neither is known. ``OVERHEAD`` comes to it once for a pair.
+    """
+    size = size_of(config)
+    if size is None:
+        return None if parameters is None else round(parameters * WEIGHT_BYTES.get(form, DTYPE_BYTES[dtype]))
+    holds = config.get("max_position_embeddings")
+    if isinstance(holds, int) and holds > 0:
+        context = min(context, holds)
+    return size.weights(form, dtype) + size.kept(context, dtype)
+
+
+def free_bytes(device: str) -> int | None:
+    """Memory that can still be had on "cpu" (of this process's control group, where that is less) or "cuda" (of
+    the current card); None where nobody can tell."""
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else None
+    import psutil
+
+    return min([psutil.virtual_memory().available, *_left_in_groups(CGROUPS, MEMBERSHIP)])
+
+
+def _left_in_groups(root: Path, membership: Path) -> Iterable[int]:
+    """What is left below the limit of each control group that this process is in (versions 1 and 2)."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            top, limit, used = root, "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            top, limit, used = root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        group = top / path.strip("/")
+        # In a container the path may be the host's, of which only the root can be seen: missing ones are passed over.
+        for folder in [group, *(parent for parent in group.parents if parent.is_relative_to(top))]:
+            left = _left(folder, limit, used)
+            if left is not None:
+                yield left
+
+
+def _left(folder: Path, limit: str, used: str) -> int | None:
+    try:
+        most = (folder / limit).read_text().strip()
+        if most == "max":
+            return None
+        now = int((folder / used).read_text())
+        # Pages of files that were read and can be dropped count as used, though nobody holds them.
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        dropped = int(statistics.get("total_inactive_file") or statistics.get("inactive_file") or 0)
+        return max(int(most) - now + dropped, 0)
+    except (OSError, ValueError):
+        return None
+
+
+@dataclass(frozen=True)
+class Need:
+    """One model of a pair: its name for people, its form, and its bytes (``needed_bytes``)."""
+
+    model: str
+    form: str
+    bytes: int
+
+
+def check(needs: Sequence[Need], device: str, free: int | None = None) -> None:
+    """Raises LoadError where the models together need more than is ``free`` on ``device`` (None: ask).
+
+    Passes where the free memory cannot be told.
+    """
+    free = free_bytes(device) if free is None else free
+    total = sum(need.bytes for need in needs) + OVERHEAD
+    if free is None or total <= free:
+        return
+    place = "on the card" if device == "cuda" else "in memory"
+    each = " and ".join(
+        f"{need.model} about {gigabytes(need.bytes)} ({'unquantised' if need.form == 'none' else need.form})"
+        for need in needs
+    )
+    smaller = " quantise (--quantize nf4)," if any(need.form == "none" for need in needs) else ""
+    raise LoadError(
+        f"There is too little memory: {each} would need {gigabytes(total)} with room to work, and "
+        f"{gigabytes(free)} are free {place}; choose a smaller model,{smaller} or close what else uses it."
+    )
+
+
+def gigabytes(count: int) -> str:
+    """Bytes for people: "5.4 GB", with two digits below one."""
+    return f"{count / 1e9:.2f} GB" if count < 995_000_000 else f"{count / 1e9:.1f} GB"
+
+
+def main() -> None:
+    for device in ("cpu", "cuda"):
+        free = free_bytes(device)
+        print(f"{device}: {'–' if free is None else gigabytes(free)} free", file=sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
