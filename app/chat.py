@@ -7,9 +7,7 @@ Read / Redline switch do not queue, so they answer while a reply streams.
 
 from __future__ import annotations
 
-import tempfile
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +18,10 @@ from app import settings_panel
 from app.charts import RoundsChart, rounds_value
 from app.conversation import PLAIN_CAPTION, Answer, Conversation, Desk, Refused
 from app.display import LATEX_DELIMITERS, as_html, show_question, show_reply
+from app.events import AT_ONCE, PRIVATE
 from app.figures import ENDINGS, FiguresPanel, comparison, figures_value
+from app.record_panel import RecordPanel
 from app.token_view import RedlineView
-from core.export import ExportError, write_csv
 from core.settings import SettingsError
 from core.text import PromptError
 
@@ -40,15 +39,6 @@ EXAMPLES = (
     ("maths", "Explain step by step how to solve x² − 5x + 6 = 0."),
 )
 
-EXPORTS = (
-    ("sessions", "Session stats (CSV)"),
-    ("replies", "Replies"),
-    ("rounds", "Rounds"),
-    ("tokens", "Tokens"),
-)
-
-PRIVATE = {"api_visibility": "private", "show_progress": "hidden"}
-AT_ONCE = {**PRIVATE, "queue": False}
 REPLY = {
     **PRIVATE,
     "concurrency_id": "reply",
@@ -65,9 +55,6 @@ COPY = """async (text) => {
   document.execCommand('copy');
   area.remove();
 }"""
-DOWNLOAD = (
-    "() => { (document.querySelector('#export-file a') || document.querySelector('#export-file')).click(); }"
-)
 TOGGLE_SETTINGS = "() => { document.querySelector('#settings .toggle-button')?.click(); }"
 # Where the focus went with a button that is gone; never away from a token one is reading about, and not on
 # a touch screen, where it would bring the keyboard up.
@@ -84,7 +71,6 @@ class Chat:
 
     def __init__(self, desk: Desk):
         self.desk = desk
-        self._exports = tempfile.TemporaryDirectory(prefix="redline-exports-")
         self._lay_out()
         self._connect()
 
@@ -182,42 +168,14 @@ class Chat:
     def _lay_out_margin(self) -> None:
         self.figures = FiguresPanel(elem_id="figures")
         self.chart = RoundsChart(elem_id="chart")
-        self.notice = gr.HTML(RECORD_TITLE, elem_id="notice", apply_default_css=False)
-        self.export_scope = gr.Radio(
-            [("This conversation", "one"), ("Everything", "all")],
-            value="one",
-            label="What to export",
-            show_label=False,
-            container=False,
-            visible=self.desk.personal,
-            elem_id="export-scope",
-            elem_classes="segmented",
-        )
-        with gr.Row(elem_id="exports"):
-            self.exports = [
-                (gr.Button(label, size="sm", elem_id=f"export-{what}", min_width=60), what)
-                for what, label in EXPORTS
-            ]
-        self.export_file = gr.DownloadButton("File", visible="hidden", elem_id="export-file")
-        with gr.Row(elem_id="deletions"):
-            self.delete = gr.Button("Delete conversation", size="sm", elem_id="delete", min_width=60)
-            self.delete_all = gr.Button(
-                "Delete everything", size="sm", elem_id="delete-all", min_width=60, visible=self.desk.personal
-            )
-        self.doomed = gr.State("")
-        with gr.Row(visible=False, elem_id="confirm") as self.confirm:
-            self.question = gr.HTML("", apply_default_css=False)
-            self.confirm_yes = gr.Button(
-                "Delete", variant="stop", size="sm", elem_id="confirm-yes", min_width=60
-            )
-            self.confirm_no = gr.Button("Keep", size="sm", elem_id="confirm-no", min_width=60)
+        self.record = RecordPanel(self.desk)
 
     def _connect(self) -> None:
         everything = [
             self.session, self.browser, self.message, self.welcome, self.redline, self.read, self.view,
             self.comparison, self.status, self.regenerate, self.plainly, self.copy, self.send, self.stop,
-            self.figures, self.chart, self.notice, self.panel.system,
-            self.confirm, self.doomed, self.question,
+            self.figures, self.chart, self.panel.system,
+            self.record.notice, self.record.confirm, self.record.doomed,
         ]  # fmt: skip
         self.everything = everything
         asking = [self.message, self.session, self.browser, self.panel.system, *self.panel.inputs]
@@ -240,15 +198,8 @@ class Chat:
         self.new.click(self.begin_anew, self.session, everything, **PRIVATE).then(
             None, js=TO_MESSAGE, **AT_ONCE
         )
-        for button, what in self.exports:
-            button.click(
-                self._exporter(what), [self.session, self.export_scope], self.export_file, **PRIVATE
-            ).success(None, js=DOWNLOAD, **AT_ONCE)
-        asked = [self.doomed, self.question, self.confirm]
-        self.delete.click(lambda: ask_to_delete("one"), None, asked, **AT_ONCE)
-        self.delete_all.click(lambda: ask_to_delete("all"), None, asked, **AT_ONCE)
-        self.confirm_no.click(lambda: ask_to_delete(""), None, asked, **AT_ONCE)
-        self.confirm_yes.click(self.erase, [self.doomed, self.session], everything, **PRIVATE)
+        self.record.connect(self.session)
+        self.record.yes.click(self.erase, [self.record.doomed, self.session], everything, **PRIVATE)
 
     def mount(self, page: gr.Blocks) -> None:
         """Connect what begins when the page is opened."""
@@ -331,7 +282,7 @@ class Chat:
             self.desk.forget_everything()
         elif doomed:
             self.desk.forget(conversation)
-        return {**self._instead_of(conversation), self.doomed: "", self.confirm: gr.update(visible=False)}
+        return {**self._instead_of(conversation), **self.record.answered()}
 
     def last_text(self, session: str) -> str:
         """The newest reply, exactly as it was written."""
@@ -340,23 +291,6 @@ class Chat:
 
     def stop_reply(self, session: str) -> None:
         self._conversation(session).stop()
-
-    def _exporter(self, what: str) -> Callable[[str, str], str]:
-        def export(session: str, scope: str) -> str:
-            conversation = self.desk.open(session)
-            everything = scope == "all" and self.desk.personal
-            if not everything and (conversation is None or not conversation.recorded):
-                raise gr.Error("Nothing of this conversation is recorded yet.", print_exception=False)
-            folder = Path(self._exports.name) / uuid.uuid4().hex
-            folder.mkdir()
-            path = folder / f"redline-{what}-{time.strftime('%Y%m%d-%H%M%S')}.csv"
-            try:
-                write_csv(self.desk.store, what, path, None if everything else conversation.key)
-            except ExportError as error:
-                raise gr.Error(str(error), print_exception=False) from None
-            return str(path)
-
-        return export
 
     # ------------------------------------------------------------------ replies
 
@@ -455,7 +389,6 @@ class Chat:
         writing = answer is not None and not answer.done.is_set()
         ended = answer is not None and not writing
         plain = ended and bool(conversation.last.kept and conversation.last.kept.settings.num_draft_tokens)
-        problem = self.desk.store.problem
         return {
             self.session: conversation.key,
             **self._views(conversation),
@@ -468,8 +401,7 @@ class Chat:
             self.stop: gr.update(visible=writing),
             self.figures: self._figures(answer),
             self.chart: rounds_value(answer.rounds if answer else ()),
-            self.notice: RECORD_TITLE
-            + (f"<p class='notice' role='status'>{as_html(problem)}</p>" if problem else ""),
+            **self.record.shown(),
         }
 
     def _views(self, conversation: Conversation) -> dict:
@@ -509,7 +441,6 @@ written alone.</p>
 
 # A message of its own, so that no reply's text holds it.
 CAPTION = {"type": "text", "text": f"<div class='caption'>{PLAIN_CAPTION.capitalize()}</div>"}
-RECORD_TITLE = "<h2 class='margin-title'>The record</h2>"
 
 LOGO = (Path(__file__).resolve().parent.parent / "assets" / "logo.svg").read_text("utf-8")
 
@@ -534,15 +465,6 @@ def loading_strip(state: Any) -> str:
         return f"<div class='loading {kind}' role='alert'>{sentence}</div>"
     value = "" if state.fraction is None else f" value='{min(max(state.fraction, 0), 1):.3f}'"
     return f"<div class='loading {kind}' role='status'>{sentence}<progress max='1'{value}></progress></div>"
-
-
-def ask_to_delete(what: str) -> tuple:
-    """What is to be deleted, the question about it, and whether to ask it."""
-    question = {
-        "one": "Delete this conversation and its record?",
-        "all": "Delete every conversation and the whole record?",
-    }.get(what, "")
-    return what, f"<p role='alert'>{question}</p>" if question else "", gr.update(visible=bool(question))
 
 
 def remembered(conversation: Conversation) -> dict:
