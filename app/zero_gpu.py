@@ -195,9 +195,9 @@ class ZeroGpuGeneration:
             finish, error = "error", _sentence(exception)
             log.warning("A reply was aborted on the GPU after %d rounds: %s", len(self._done), error)
         finally:
-            self._items.close()
             if self.reply is None:
                 self._finish(finish, error)
+            self._items.close()
 
     def _finish(self, finish_reason: str, error: str | None) -> None:
         emitted = [token for round_ in self._done for token in round_.tokens if token.emitted]
