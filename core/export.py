@@ -1,6 +1,6 @@
-"""The record as CSV: sessions, replies, rounds or tokens.
+"""The record as CSV: sessions, replies, rounds, tokens, or domains compared.
 
-    python -m core.export --what sessions|replies|rounds|tokens --out FILE [--session ID] [--db FILE]
+    python -m core.export --what sessions|replies|rounds|tokens|domains --out FILE [--session ID] [--db FILE]
 
 Knows the store and the metrics. Every figure is computed anew from the rounds on record, so that a reply
 without an end has its figures too, and the identities of ``core.metrics`` hold in every row that has counts.
@@ -24,8 +24,13 @@ What a row is:
 - ``replies``: one a reply, with its question and its visible text.
 - ``rounds``: one a round, ``domain`` that of its first token.
 - ``tokens``: one a token, drafted ones that were not kept included.
+- ``domains``: one for each domain that occurs in each combination of pair, drafter, K, temperature and
+  verifier on record, newest combination first (``core.domain_table`` has the rules). ``replies`` counts those
+  in which the domain occurs; ``*_low`` and ``*_high`` bound the 95% interval from resampling them, empty
+  where there is none. ``plain_tokens_per_second`` is the target's own speed with K = 0, where that is on
+  record too.
 
-``session_id``, ``reply_id``, ``round_index`` and ``index`` join the files. A ``finish_reason`` of
+``session_id``, ``reply_id``, ``round_index`` and ``index`` join the first four. A ``finish_reason`` of
 ``interrupted`` says that no end is on record: the process was killed, or the reply is still being written.
 """
 
@@ -44,6 +49,16 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from core.domain_table import (
+    COMBINATION_NAMES,
+    MEASURES,
+    SUM_NAMES,
+    Choice,
+    DomainRow,
+    Estimate,
+    choices,
+    domain_table,
+)
 from core.metrics import FIGURE_NAMES, Tally, by_domain, round_domain
 from core.records import Fate, PairInfo, Round, Settings, Token
 from core.store import Store, default_path
@@ -62,6 +77,9 @@ _ONCE = ("prompt_tokens", "prefill_seconds", "ttft_seconds", "seconds", "finish_
 _ROUND = tuple(f.name for f in fields(Round) if f.name not in ("index", "tokens"))
 _TOKEN = tuple(f.name for f in fields(Token))
 _COUNTS = ("drafted", *(fate.value for fate in Fate), "emitted")
+_SUMS = tuple(name for name in SUM_NAMES if name not in ("overlap", "overlaps"))
+_SUMS_OF_SUMS = ("drafted", "tested", "emitted", "decode_seconds")
+_COMPARED = (*MEASURES, "plain_tokens_per_second", "measured_speedup")
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "sessions": (
@@ -72,6 +90,10 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "rounds": ("session_id", "reply_id", "round_index", "domain", *_COUNTS, *_ROUND),
     "tokens": ("session_id", "reply_id", "round_index", *_TOKEN),
+    "domains": (
+        *COMBINATION_NAMES, "filter_settings", "domain", "replies", *_SUMS, *_SUMS_OF_SUMS, "plain_replies",
+        *(name + end for name in _COMPARED for end in ("", "_low", "_high")),
+    ),
 }  # fmt: skip
 
 # Closed under one more apostrophe in front, which is what makes neutralising reversible.
@@ -201,7 +223,36 @@ def _token_rows(connection: sqlite3.Connection, session_id: str | None) -> Itera
             yield row
 
 
-_ROWS = {"sessions": _session_rows, "replies": _reply_rows, "rounds": _round_rows, "tokens": _token_rows}
+def _domain_rows(connection: sqlite3.Connection, session_id: str | None) -> Iterator[Row]:
+    for choice in choices(connection, session_id):
+        for row in domain_table(connection, choice.combination, session_id).rows:
+            yield _domain_row(choice, row)
+
+
+def _domain_row(choice: Choice, row: DomainRow) -> Row:
+    cells: Row = {name: getattr(choice.combination, name) for name in COMBINATION_NAMES}
+    cells["exact"] = int(choice.combination.exact)
+    cells.update(filter_settings=choice.filter_settings, domain=row.domain, replies=len(row.replies))
+    cells.update((name, getattr(row.sums, name)) for name in (*_SUMS, *_SUMS_OF_SUMS))
+    cells["plain_replies"] = row.plain_replies
+    compared: dict[str, Estimate] = {
+        **row.measures,
+        "plain_tokens_per_second": row.plain_speed,
+        "measured_speedup": row.speedup,
+    }
+    for name, estimate in compared.items():
+        cells[name] = estimate.value
+        cells[f"{name}_low"], cells[f"{name}_high"] = estimate.interval or (None, None)
+    return cells
+
+
+_ROWS = {
+    "sessions": _session_rows,
+    "replies": _reply_rows,
+    "rounds": _round_rows,
+    "tokens": _token_rows,
+    "domains": _domain_rows,
+}
 
 
 # --- Files -------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def a_varied_record(store):
 # --- Figures and identities
 
 
-@pytest.mark.parametrize("what", ["sessions", "replies", "rounds"])
+@pytest.mark.parametrize("what", ["sessions", "replies", "rounds", "domains"])
 def test_identities_hold_in_every_row(store, tmp_path, what):
     a_varied_record(store)
     rows = exported(store, what, tmp_path)
@@ -220,7 +220,7 @@ def test_files_join_on_ids_and_indexes(store, tmp_path):
 
 def test_one_session_alone(store, tmp_path):
     conversation, other, _ = a_varied_record(store)
-    for what in COLUMNS:
+    for what in ("sessions", "replies", "rounds", "tokens"):
         assert {r["session_id"] for r in exported(store, what, tmp_path, conversation)} == {conversation}
     assert [r["row"] for r in exported(store, "sessions", tmp_path, other)] == ["session", "reply"]
 
@@ -229,6 +229,43 @@ def test_rows_in_the_write_ahead_log_are_exported(store, tmp_path):
     record(store, "p")
     assert (tmp_path / "redline.db-wal").stat().st_size > 0
     assert len(exported(store, "tokens", tmp_path)) == 1
+
+
+# --- Domains
+
+
+def test_domains_have_a_row_for_each_combination_and_domain(store, tmp_path):
+    conversation, _, _ = a_varied_record(store)
+    rows = exported(store, "domains", tmp_path)
+    settings = [(r["num_draft_tokens"], r["domain"], r["replies"]) for r in rows]
+    assert settings == [("3", "code", "1"), ("3", "prose", "3")]
+    alone = exported(store, "domains", tmp_path, conversation)
+    assert [(r["domain"], r["replies"]) for r in alone] == [("code", "1"), ("prose", "3")]
+    sessions = [r for r in exported(store, "sessions", tmp_path) if r["row"] == "session"]
+    for name in ("rounds", "drafted", "tested", "emitted", "decode_seconds"):
+        assert sum(number(r[name]) for r in rows) == sum(number(r[name]) for r in sessions), name
+    code = rows[0]
+    assert (code["exact"], code["temperature"], code["filter_settings"]) == ("1", "0.7", "1")
+    assert (code["target_fingerprint"], code["device"]) == (PAIR.target_fingerprint, "cpu")
+
+
+def test_domains_have_intervals_and_plain_speed_where_these_are_known(store, tmp_path):
+    for words in ("aab", "xr"), ("aab", "aab"):
+        record(store, *words)
+    for _ in range(2):
+        record(store, "p", settings=Settings(num_draft_tokens=0))
+    plain, drafted = exported(store, "domains", tmp_path)
+    rate = [number(drafted[f"draft_acceptance_rate{end}"]) for end in ("_low", "", "_high")]
+    assert rate == [pytest.approx(2 / 3), 6 / 7, 1.0]
+    assert (drafted["plain_replies"], number(drafted["plain_tokens_per_second"])) == ("2", 1.6)
+    speed = number(drafted["tokens_per_second"])
+    assert number(drafted["measured_speedup"]) == pytest.approx(speed / 1.6)
+    assert drafted["plain_tokens_per_second_low"] == ""  # the two do not differ: no interval of no width
+    empty = {name for name, cell in plain.items() if cell == ""}
+    ends = ("", "_low", "_high")
+    undefined = ("draft_acceptance_rate", "alpha", "plain_tokens_per_second", "measured_speedup")
+    assert {name + end for name in undefined for end in ends} <= empty
+    assert (plain["drafted"], plain["tokens_per_pass"], plain["tokens_per_pass_low"]) == ("0", "1.0", "")
 
 
 # --- CS-01: formulas
@@ -413,7 +450,7 @@ def test_no_database_gets_a_sentence_and_is_not_made(tmp_path, capsys):
 
 
 def test_an_unknown_kind_of_export_is_refused(store, tmp_path):
-    with pytest.raises(ExportError, match="one of sessions, replies, rounds, tokens, not 'all'"):
+    with pytest.raises(ExportError, match="one of sessions, replies, rounds, tokens, domains, not 'all'"):
         write_csv(store, "all", tmp_path / "x.csv")
 
 
