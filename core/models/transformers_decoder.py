@@ -1,0 +1,295 @@
+"""Any causal language model of transformers as a ``Scorer`` (``core.models.base``), on a CPU or a CUDA card.
+
+The cache keeps every key and value of every layer, also where attention looks back over a window only:
+transformers applies the window in the mask and drops old keys merely to save memory, and dropped keys
+could not come back when a draft is taken back. So cropping is cutting, in every layer alike. Models that
+keep a running state instead (Mamba and its kin) cannot be taken back; ``check_rollback`` finds them out.
+
+Knows one sequence at a time, no sampling, no tokenizer, and not where the model came from
+(``core.models.load``). It never moves the model: a quantised one must stay where it was loaded (BQ-02).
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from core.models.base import Scorer, Stop
+from core.models.errors import LoadError
+
+PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of one pass
+_GROWTH = 256  # positions by which a buffer grows at least
+# Row counts the row test tries: those of small drafts, and the most a round can have.
+ROW_COUNTS = (2, 3, 4, 5, 9, 17)
+# The same passes after a crop and from a fresh cache: equal but for kernels that add in varying order.
+_CROP_TOLERANCE = 1e-3
+# With a cache and without: rounding only. In 16 bits and quantised, rounding is large.
+_CACHE_TOLERANCE = {torch.float32: 1e-3}
+_COARSE_CACHE_TOLERANCE = 0.1
+# What models raise that are given a cache of another kind than their own.
+_UNFIT = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
+
+
+class _KeptLayer(DynamicLayer):
+    """Keys and values of one layer, (1, heads, positions, size) each, as views of buffers that grow seldom.
+
+    transformers' own layer copies everything at every pass.
+    """
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self._buffers = (key_states[:, :, :0], value_states[:, :, :0])
+        start = self.get_seq_length()
+        end = start + key_states.shape[-2]
+        if end > self._buffers[0].shape[-2]:
+            wanted = max(end, self._buffers[0].shape[-2] * 5 // 4)
+            self._buffers = tuple(
+                _grown(kept, new, start, -(-wanted // _GROWTH) * _GROWTH)
+                for kept, new in zip(self._buffers, (key_states, value_states), strict=True)
+            )
+        for buffer, new in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[:, :, start:end] = new
+        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
+        return self.keys, self.values
+
+    def keep(self, length: int) -> None:
+        """Forgets positions from ``length`` on."""
+        if self.is_initialized:
+            end = min(length, self.get_seq_length())
+            self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self._buffers) if self.is_initialized else 0
+
+
+def _grown(kept: torch.Tensor, new: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
+    buffer = new.new_empty((*new.shape[:2], capacity, new.shape[3]))
+    buffer[:, :, :length] = kept[:, :, :length]
+    return buffer
+
+
+class TransformersCache:
+    """What the model has read of one sequence: ``length`` ids count, ``nbytes`` are held now."""
+
+    def __init__(self):
+        self.layers = DynamicCache()  # without a config, which would bring layers that drop old keys
+        self.layers.layer_class_to_replicate = _KeptLayer
+        self.length = 0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(layer.nbytes for layer in self.layers.layers)
+
+    def crop(self, length: int) -> None:
+        self.length = min(self.length, length)
+        for layer in self.layers.layers:
+            layer.keep(self.length)
+
+
+class TransformersDecoder:
+    """``model`` is a causal language model of transformers in evaluation mode, wholly on one device.
+
+    Raises LoadError where such a model cannot take ids back (as far as its class says: ``check_rollback``
+    tries it), or its config does not say how many ids it can hold.
+    """
+
+    def __init__(self, model):
+        check_class(type(model), model.config)
+        self.model = model
+        embedding = model.get_input_embeddings().weight
+        self.device = embedding.device
+        self.readable_ids = embedding.shape[0]
+        self.context_length = context_length(model.config)
+        names = inspect.signature(model.forward).parameters
+        # The argument has a new name in later transformers, which warn of the old one.
+        self._cache_name = "cache" if "cache" in names else "past_key_values"
+        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
+        try:
+            self.vocabulary = self.next_logits([0], self.new_cache()).shape[0]
+        except _UNFIT as error:
+            raise LoadError(_no_rollback_sentence(model.config)) from error
+
+    def new_cache(self) -> TransformersCache:
+        return TransformersCache()
+
+    def prefill(self, ids: Sequence[int], cache: TransformersCache, stop: Stop | None = None) -> None:
+        """Appends ``ids`` chunk by chunk; ``stop`` is asked before each."""
+        for chunk in _chunks(ids):
+            if stop and stop():
+                return
+            self._read(chunk, cache, **self._last_only)
+
+    def logits(self, ids: Sequence[int], cache: TransformersCache) -> torch.Tensor:
+        """Appends ``ids`` in one pass: the logits after each, (len(ids), vocabulary) float32 on the CPU."""
+        return self._read(ids, cache).float().cpu()
+
+    def next_logits(self, ids: Sequence[int], cache: TransformersCache) -> torch.Tensor:
+        """Appends ``ids`` and gives the logits after the last one: (vocabulary,) float32 on the CPU."""
+        for chunk in _chunks(ids):
+            rows = self._read(chunk, cache, **self._last_only)
+        return rows[-1].float().cpu()
+
+    @torch.inference_mode()
+    def _read(self, ids: Sequence[int], cache: TransformersCache, **more) -> torch.Tensor:
+        """Appends ``ids`` in one pass: (rows, vocabulary) in the model's own dtype and place."""
+        try:
+            rows = self.model(
+                torch.tensor([list(ids)], device=self.device),
+                use_cache=True,
+                **{self._cache_name: cache.layers},
+                **more,
+            ).logits[0]
+        except BaseException:
+            cache.crop(cache.length)  # some layers have read the ids and others have not
+            raise
+        cache.length += len(ids)
+        return rows
+
+
+def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(ids), PREFILL_CHUNK):
+        yield ids[start : start + PREFILL_CHUNK]
+
+
+def check_class(model_class: type, config) -> None:
+    """Raises LoadError for a class of transformers whose models cannot take ids back; needs no weights."""
+    if config.is_encoder_decoder:
+        raise LoadError(
+            f"Models of type {config.model_type} have an encoder, which Redline cannot run: choose a causal "
+            "language model."
+        )
+    if getattr(model_class, "_is_stateful", False):
+        raise LoadError(_no_rollback_sentence(config))
+
+
+def _no_rollback_sentence(config) -> str:
+    return (
+        f"Models of type {config.model_type} keep a state that cannot be taken back when a draft is "
+        "rejected, so Redline cannot run them: choose a model that keeps keys and values in every layer."
+    )
+
+
+def context_length(config) -> int:
+    """How many ids a model can hold, from its config. Raises LoadError where it does not say.
+
+    A "longrope" model changes the rotation of all positions once a sequence grows over its first length, so
+    that a score would depend on ids after it, and keys read before would no longer fit (design rule 13):
+    such a model holds its first length only.
+    """
+    text = config.get_text_config(decoder=True)
+    names = ("max_position_embeddings", "max_seq_len", "seq_length")
+    length = next((value for name in names if (value := getattr(text, name, None))), None)
+    if not length:
+        raise LoadError(
+            f"The config of this {config.model_type} model does not say how many tokens it can hold: "
+            "set max_position_embeddings in its config.json."
+        )
+    return min([length, *_long_rope_starts(text)])
+
+
+def _long_rope_starts(config) -> Iterator[int]:
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in [ropes, *(value for value in ropes.values() if isinstance(value, dict))]:
+        if rope.get("rope_type") == "longrope":
+            start = rope.get("original_max_position_embeddings")
+            yield start or getattr(config, "original_max_position_embeddings", config.max_position_embeddings)
+
+
+def _some_ids(scorer: Scorer, count: int, seed: int) -> list[int]:
+    return random.Random(seed).choices(range(min(scorer.readable_ids, scorer.vocabulary)), k=count)
+
+
+def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """The largest difference in probability between two sets of logits; NaN where any is."""
+    return (one.double().softmax(-1) - other.double().softmax(-1)).abs().max().item()
+
+
+@torch.inference_mode()
+def check_rollback(decoder: TransformersDecoder) -> None:
+    """Reads 12 ids, crops to 5, reads others, and compares with a fresh cache and with a pass without any.
+
+    Raises LoadError where the scores differ by more than rounding, or the model cannot use such a cache.
+    """
+    config = decoder.model.config
+    first, other = _some_ids(decoder, 12, 1), _some_ids(decoder, 4, 2)
+    try:
+        cache = decoder.new_cache()
+        decoder.logits(first, cache)
+        cache.crop(5)
+        cropped = decoder.logits(other, cache)
+        fresh_cache = decoder.new_cache()
+        decoder.logits(first[:5], fresh_cache)
+        fresh = decoder.logits(other, fresh_cache)
+        ids = torch.tensor([first[:5] + other], device=decoder.device)
+        uncached = decoder.model(ids, use_cache=False).logits[0, 5:].float().cpu()
+    except _UNFIT as error:
+        raise LoadError(_no_rollback_sentence(config)) from error
+    if not fresh.isfinite().all():
+        raise LoadError(
+            f"This {config.model_type} model gives unusable numbers (NaN or infinite) as it was loaded: "
+            "choose another --dtype, for instance bfloat16, or check its files."
+        )
+    tolerance = _CACHE_TOLERANCE.get(decoder.model.dtype, _COARSE_CACHE_TOLERANCE)
+    if not (_difference(cropped, fresh) <= _CROP_TOLERANCE and _difference(fresh, uncached) <= tolerance):
+        raise LoadError(_no_rollback_sentence(config))
+
+
+@dataclass(frozen=True)
+class RowDependence:
+    """How far a row of a pass depends on its neighbours: largest differences in probability.
+
+    ``later`` is between a row and the same row before another last id (0 where bit-equal: causality);
+    ``alone`` between a row of a pass and the same id scored in a pass of its own.
+    """
+
+    later: float
+    alone: float
+
+    @property
+    def sentence(self) -> str | None:
+        """What the page says; None where rows are bit-equal."""
+        if self.later:
+            return (
+                "On this machine the score of a token depends on the tokens behind it"
+                f" (by up to {self.later:.1e} in probability), so replies are exact up to that difference."
+            )
+        if self.alone:
+            return (
+                "On this machine a token scored beside others differs slightly from the same token scored"
+                f" alone (by up to {self.alone:.1e} in probability), so replies are exact up to rounding."
+            )
+        return None
+
+
+@torch.inference_mode()
+def row_dependence(scorer: Scorer, counts: Sequence[int] = ROW_COUNTS) -> RowDependence:
+    """Rule 13's self-test on a whole model, behind a short prompt, at each row count its context allows."""
+    prompt, ids = _some_ids(scorer, 8, 3), _some_ids(scorer, max(counts), 4)
+    counts = [rows for rows in counts if len(prompt) + rows <= scorer.context_length]
+    cache = scorer.new_cache()
+    scorer.prefill(prompt, cache)
+    single = torch.stack([scorer.next_logits([token], cache) for token in ids[: max(counts)]])
+
+    def scored(rows: list[int]) -> torch.Tensor:
+        cache.crop(len(prompt))
+        return scorer.logits(rows, cache)
+
+    later = alone = 0.0
+    for rows in counts:
+        calm = scored(ids[:rows])
+        other_last = scored([*ids[: rows - 1], (ids[rows - 1] + 1) % scorer.readable_ids])
+        later = max(later, _bits(calm[:-1], other_last[:-1]))
+        alone = max(alone, _bits(calm, single[:rows]))
+    return RowDependence(later, alone)
+
+
+def _bits(one: torch.Tensor, other: torch.Tensor) -> float:
+    """0 where bit-equal, else the difference in probability, which is never shown as 0."""
+    return 0.0 if torch.equal(one, other) else max(_difference(one, other), torch.finfo(torch.float64).tiny)

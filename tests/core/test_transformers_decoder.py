@@ -1,0 +1,207 @@
+"""A model of transformers behind the engine's interface, held against its own pass without a cache."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import BloomConfig, T5Config, T5ForConditionalGeneration
+
+from core.models.errors import LoadError
+from core.models.transformers_decoder import (
+    TransformersDecoder,
+    check_class,
+    check_rollback,
+    context_length,
+    row_dependence,
+)
+from tests.core.models_on_disk import CONTEXT, FAMILIES, VOCABULARY, WINDOW, make_model
+
+ATTENDING = [family for family in FAMILIES if family != "mamba"]
+
+
+@pytest.fixture(scope="module", params=ATTENDING)
+def decoder(request) -> TransformersDecoder:
+    return TransformersDecoder(make_model(request.param, 1))
+
+
+def some_ids(count: int, seed: int) -> list[int]:
+    return torch.randint(VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@torch.inference_mode()
+def uncached(decoder: TransformersDecoder, ids: list[int]) -> torch.Tensor:
+    return decoder.model(torch.tensor([ids]), use_cache=False).logits[0]
+
+
+def close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
+def test_what_it_says_of_itself(decoder):
+    assert (decoder.context_length, decoder.readable_ids, decoder.vocabulary) == (
+        CONTEXT,
+        VOCABULARY,
+        VOCABULARY,
+    )
+
+
+def test_cached_equals_uncached_after_crops(decoder):
+    """Well beyond the window of those that have one, forwards, back and forwards again."""
+    first, second, third = some_ids(60, 1), some_ids(5, 2), some_ids(9, 3)
+    cache = decoder.new_cache()
+    decoder.prefill(first, cache)
+    close(decoder.logits(second, cache), uncached(decoder, first + second)[60:])
+    cache.crop(62)
+    close(decoder.logits(third, cache), uncached(decoder, first + second[:2] + third)[62:])
+    assert cache.length == 71
+    cache.crop(5 * WINDOW - 1)
+    close(decoder.next_logits(third, cache), uncached(decoder, first[:39] + third)[-1])
+    cache.crop(1000)
+    assert cache.length == 48
+    cache.crop(0)
+    close(decoder.logits(first, cache), uncached(decoder, first))
+
+
+def test_the_window_matters_at_these_lengths():
+    """Else the test above would not notice a cache that ignores it."""
+    ids = some_ids(60, 1)
+    for family in ("mistral-window", "gemma2", "gemma3"):
+        model = make_model(family, 1)
+        before = uncached(TransformersDecoder(model), ids)
+        model.config.sliding_window = CONTEXT
+        for layer in model.model.layers:
+            if getattr(layer.self_attn, "sliding_window", None):
+                layer.self_attn.sliding_window = CONTEXT
+        assert (uncached(TransformersDecoder(model), ids) - before)[-1].abs().max() > 0.01, family
+
+
+def test_a_long_prompt_is_read_in_chunks_and_stops_when_told():
+    decoder = TransformersDecoder(make_model("llama", 1, max_position_embeddings=700))
+    ids = some_ids(600, 1)
+    cache, asked = decoder.new_cache(), []
+
+    def stop() -> bool:
+        asked.append(cache.length)
+        return len(asked) == 3
+
+    decoder.prefill(ids, cache, stop)
+    assert asked == [0, 256, 512]
+    assert cache.length == 512
+    close(decoder.next_logits(ids[512:], cache), uncached(decoder, ids)[-1])
+    close(decoder.next_logits(ids, decoder.new_cache()), uncached(decoder, ids)[-1])
+
+
+def test_caches_are_apart_and_know_their_size():
+    decoder = TransformersDecoder(make_model("llama", 1))
+    one, other = decoder.new_cache(), decoder.new_cache()
+    assert one.nbytes == 0
+    decoder.prefill(some_ids(40, 1), one)
+    decoder.prefill(some_ids(300, 2), other)
+    row = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, bytes
+    assert one.nbytes >= 40 * row and other.nbytes >= 300 * row
+    assert one.nbytes < other.nbytes <= 600 * row
+    close(decoder.next_logits([5], one), uncached(decoder, [*some_ids(40, 1), 5])[-1])
+
+
+def test_a_pass_that_fails_half_way_leaves_the_cache_as_it_was(monkeypatch):
+    decoder = TransformersDecoder(make_model("llama", 1))
+    ids = some_ids(20, 1)
+    cache = decoder.new_cache()
+    decoder.prefill(ids, cache)
+
+    def fail(*args):
+        raise torch.OutOfMemoryError("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder.model.model.layers[1].mlp, "forward", fail)
+        with pytest.raises(torch.OutOfMemoryError):
+            decoder.logits([1, 2, 3], cache)
+    assert cache.length == 20
+    close(decoder.next_logits([7], cache), uncached(decoder, [*ids, 7])[-1])
+
+
+def test_the_model_is_never_moved(monkeypatch):
+    """BQ-02: moving a quantised model raises."""
+    model = make_model("llama", 1)
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("moved")
+
+    for name in ("to", "cuda", "cpu", "float", "half"):
+        monkeypatch.setattr(type(model), name, refuse)
+    decoder = TransformersDecoder(model)
+    check_rollback(decoder)
+    assert decoder.logits([1, 2], decoder.new_cache()).shape == (2, VOCABULARY)
+
+
+def test_logits_are_float32_whatever_the_model_is():
+    decoder = TransformersDecoder(make_model("llama", 1).to(torch.bfloat16))
+    check_rollback(decoder)
+    assert decoder.logits([1, 2], decoder.new_cache()).dtype == torch.float32
+    assert decoder.next_logits([1, 2], decoder.new_cache()).dtype == torch.float32
+
+
+def test_rollback_is_checked(decoder):
+    check_rollback(decoder)
+
+
+def test_a_running_state_is_refused(monkeypatch):
+    model = make_model("mamba", 1)
+    with pytest.raises(LoadError, match="mamba keep a state that cannot be taken back"):
+        TransformersDecoder(model)
+    # A class that does not say so is found out by trying.
+    monkeypatch.setattr(type(model), "_is_stateful", False)
+    model.config.max_position_embeddings = CONTEXT
+    with pytest.raises(LoadError, match="mamba keep a state that cannot be taken back"):
+        check_rollback(TransformersDecoder(model))
+
+
+def test_an_encoder_is_refused():
+    with pytest.raises(LoadError, match="t5 have an encoder"):
+        check_class(T5ForConditionalGeneration, T5Config())
+
+
+def test_a_cache_that_is_not_cropped_is_noticed(monkeypatch):
+    decoder = TransformersDecoder(make_model("llama", 1))
+    cache_class = type(decoder.new_cache())
+    monkeypatch.setattr(cache_class, "crop", lambda self, length: setattr(self, "length", length))
+    with pytest.raises(LoadError, match="cannot be taken back"):
+        check_rollback(decoder)
+
+
+def test_unusable_numbers_are_named():
+    model = make_model("llama", 1)
+    model.model.norm.weight.data.fill_(float("nan"))
+    with pytest.raises(LoadError, match="unusable numbers"):
+        check_rollback(TransformersDecoder(model))
+
+
+def test_context_of_a_config():
+    model = make_model("llama", 1)
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32}
+    factors = {"short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+    model.config.rope_parameters = rope | factors
+    assert context_length(model.config) == 32
+    with pytest.raises(LoadError, match="does not say how many tokens"):
+        context_length(BloomConfig())
+
+
+def test_rows_of_a_float32_model_depend_on_no_later_row(decoder):
+    found = row_dependence(decoder)
+    assert found.later == 0
+    assert found.alone < 1e-4
+
+
+def test_a_row_that_sees_later_rows_is_noticed_and_said():
+    """An activation scale shared by all rows, as in a product quantised for the whole tensor at once."""
+    model = make_model("llama", 1)
+
+    def shared_scale(module, inputs):
+        scale = inputs[0].abs().max() / 127
+        return ((inputs[0] / scale).round() * scale,)
+
+    for layer in model.model.layers:
+        layer.mlp.down_proj.register_forward_pre_hook(shared_scale)
+    found = row_dependence(TransformersDecoder(model))
+    assert found.later > 1e-6
+    assert "depends on the tokens behind it" in found.sentence
