@@ -57,7 +57,6 @@ from core.prompts import Prompt, load_prompts
 from core.records import Settings
 from core.settings import MAX_DRAFT_TOKENS, SettingsError, parse_settings
 from core.terminal import progress_printer
-from core.text import encode_chat
 
 USUAL_K = str(Settings().num_draft_tokens)
 WARM_UP_TOKENS = 16
@@ -191,22 +190,22 @@ def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int) -> 
     """Times each kind of pass ``repeats`` times (at least 2), the kinds taking turns, after ``ids``."""
     settings = parse_settings(temperature=1, num_draft_tokens=1, seed=0)
     context, last = list(ids[:-1]), ids[-1]
-    cache, drafter = pair.cache, pair.drafter
-    cache.length = 0
+    drafter = pair.drafter
+    cache, state = pair.target.new_cache(), drafter.new_state()
     pair.target.prefill(context, cache)
-    drafter.prefill(context)
+    drafter.prefill(context, state)
 
     def target(rows: int) -> None:
-        cache.length = len(context)
+        cache.crop(len(context))
         pair.target.logits([last] * rows, cache)
 
     def draft() -> None:
-        drafter.rollback(len(context))
-        drafter.decoder.next_logits([last], drafter.cache)
+        state.crop(len(context))
+        drafter.model.next_logits([last], state)
 
     def draft_step() -> None:
-        drafter.rollback(len(context))
-        drafter.draft(ids, 1, settings, lambda: 0.5)
+        state.crop(len(context))
+        drafter.draft(ids, 1, settings, lambda: 0.5, state)
 
     kinds = [lambda rows=rows: target(rows) for rows in range(1, max_rows + 1)] + [draft, draft_step]
     times: list[list[float]] = [[] for _ in kinds]
@@ -331,7 +330,7 @@ def bench(options: Options, pair: Pair, say: Progress) -> Report:
         (prompt, encode_chat(pair.tokenizer, [{"role": "user", "content": prompt.prompt}]))
         for prompt in choose_prompts(options.prompts)
     ]
-    engine = Engine(pair)
+    engine = Engine(pair, cache_bytes=0)  # every prompt is read anew, as the peer reads it
     runs = {how_name(k): redline(engine, k) for k in (0, *options.k)}
     if options.against == PEER:
         runs[PEER] = peer(peer_model(say), pair.end_ids)

@@ -22,15 +22,15 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from core.drafters.base import Drafter
-from core.models.decoder import PREFILL_CHUNK
 from core.models.pair import Pair
 from core.records import Fate, Reply, Round, Settings, Token
+from core.reuse import Kept, KeptCaches
 from core.sampling import (
     BadLogitsError,
     Distribution,
     Outcome,
     Proposal,
-    distribution,
+    distributions,
     raw_probability,
     verify_tokenwise,
 )
@@ -40,7 +40,7 @@ from core.transcript import Piece, Transcript
 log = logging.getLogger(__name__)
 
 _LOCK_POLL_SECONDS = 0.05  # how often a waiting reply looks whether it was cancelled
-
+CACHE_BYTES = 512 << 20  # of kept caches; a thousand ids of the embedded pair take some 55 MB
 
 Uniform = Callable[[], float]
 
@@ -54,12 +54,27 @@ class Engine:
     """Runs one pair. ``generate`` may be called from any thread; a second reply waits for the first.
 
     ``uniforms`` makes the draws of a reply from its seed; another source lets them be scripted.
+    What was read of earlier prompts and replies is kept, up to ``cache_bytes``, and read no second time
+    where a new prompt begins alike (``core.reuse``); 0 keeps nothing.
     """
 
-    def __init__(self, pair: Pair, uniforms: Callable[[int], Uniform] = seeded):
+    def __init__(
+        self, pair: Pair, uniforms: Callable[[int], Uniform] = seeded, cache_bytes: int = CACHE_BYTES
+    ):
         self.pair = pair
         self.uniforms = uniforms
+        self._kept = KeptCaches(pair.target, pair.drafter, cache_bytes)
         self._lock = threading.Lock()
+
+    @property
+    def cache_bytes(self) -> int:
+        """Memory held by kept caches now, in bytes."""
+        return self._kept.nbytes
+
+    @property
+    def cache_limit(self) -> int:
+        """The most memory that kept caches may hold, in bytes."""
+        return self._kept.limit
 
     @property
     def busy(self) -> bool:
@@ -79,7 +94,7 @@ class Engine:
         Raises PromptError for a prompt that is empty or leaves no room in the target's context
         (``core.text.fit_chat`` makes one that fits).
         """
-        limit = self.pair.target.shape.context_length
+        limit = self.pair.target.context_length
         if not prompt_ids:
             raise PromptError("The prompt is empty; please write something.")
         if len(prompt_ids) >= limit:
@@ -93,8 +108,9 @@ class Engine:
 class Generation:
     """One reply under way: an iterator of ``Round``; ``reply`` is set when it has ended, however it did.
 
-    ``prompt_tokens`` counts the prompt; ``prefill_seconds`` is None until prefill is done. Successive
-    ``next`` calls may come from different threads.
+    ``prompt_tokens`` counts the prompt; ``reused_tokens``, those of it that a kept cache already held, is
+    None until the reply has its turn, and ``prefill_seconds`` until prefill is done. Successive ``next``
+    calls may come from different threads.
     """
 
     def __init__(
@@ -102,6 +118,7 @@ class Generation:
     ):
         self.settings = settings
         self.prompt_tokens = len(prompt_ids)
+        self.reused_tokens: int | None = None
         self.prefill_seconds: float | None = None
         self.reply: Reply | None = None
         self._engine = engine
@@ -113,10 +130,10 @@ class Generation:
             prompt_ids,
             engine.pair.end_ids,
             settings.stop,
-            min(len(prompt_ids) + settings.max_new_tokens, engine.pair.target.shape.context_length),
+            min(len(prompt_ids) + settings.max_new_tokens, engine.pair.target.context_length),
             domain,
         )
-        self._loop = _Loop(engine.pair, self._transcript, settings, engine.uniforms(settings.seed))
+        self._loop: _Loop | None = None
         self._rounds = self._run()
 
     def __iter__(self) -> Iterator[Round]:
@@ -138,9 +155,11 @@ class Generation:
             if self._cancel.is_set():
                 self._finish(finish, error)
                 return
+        kept = None
         try:
             if not self._cancel.is_set():
-                self._prefill()
+                kept = self._engine._kept.take(self._transcript.ids)
+                self._begin(kept)
             while not self._cancel.is_set():
                 round_ = self._loop.next_round()
                 self._done.append(round_)
@@ -154,11 +173,17 @@ class Generation:
             log.exception("the reply ended with an error")
             finish, error = "error", f"The reply ended early: {exception or type(exception).__name__}."
         finally:
+            if kept is not None and error is None:
+                # What the caches hold of a round that failed half-way is not known: those are dropped.
+                self._engine._kept.give_back(kept, self._transcript.ids)
             lock.release()
             if self.reply is None:
                 self._finish(finish, error)
 
-    def _prefill(self) -> None:
+    def _begin(self, kept: Kept) -> None:
+        settings = self.settings
+        self.reused_tokens = kept.cache.length
+        self._loop = _Loop(self._pair, kept, self._transcript, settings, self._engine.uniforms(settings.seed))
         start = time.perf_counter()
         if self._loop.prefill(self._cancel):
             self.prefill_seconds = time.perf_counter() - start
@@ -182,15 +207,19 @@ class Generation:
             ttft_seconds=prefill + self._done[0].seconds if emitted else None,
             seconds=prefill + sum(round_.seconds for round_ in self._done),
             num_rounds=len(self._done),
+            reused_tokens=self.reused_tokens or 0,
         )
 
 
 class _Loop:
-    """Draft, verify, commit, over one transcript."""
+    """Draft, verify, commit, over one transcript; ``caches`` hold a beginning of it."""
 
-    def __init__(self, pair: Pair, transcript: Transcript, settings: Settings, uniform: Uniform):
+    def __init__(
+        self, pair: Pair, caches: Kept, transcript: Transcript, settings: Settings, uniform: Uniform
+    ):
         self.error: str | None = None  # one sentence, once a round could not be finished
         self._pair = pair
+        self._caches = caches
         self._transcript = transcript
         self._settings = settings
         self._uniform = uniform
@@ -203,35 +232,30 @@ class _Loop:
 
         False when ``cancel`` was set before all was read: a long prompt takes seconds.
         """
-        ids, target, cache = self._transcript.ids[:-1], self._pair.target, self._pair.cache
-        cache.length = 0
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            if cancel.is_set():
-                return False
-            target.prefill(ids[start : start + PREFILL_CHUNK], cache)
-        if self._drafter and not cancel.is_set():
-            self._drafter.prefill(ids)
+        ids, caches = self._transcript.ids[:-1], self._caches
+        self._pair.target.prefill(ids[caches.cache.length :], caches.cache, cancel.is_set)
+        if self._drafter:
+            self._drafter.prefill(ids, caches.state, cancel.is_set)
         return not cancel.is_set()
 
     @torch.inference_mode()
     def next_round(self) -> Round:
-        transcript, cache = self._transcript, self._pair.cache
+        transcript, caches = self._transcript, self._caches
         start = time.perf_counter()
         count, reason = self._room()
         proposals: list[Proposal] = []
         if count:
-            proposals = self._drafter.draft(transcript.ids, count, self._settings, self._uniform)
+            proposals = self._drafter.draft(
+                transcript.ids, count, self._settings, self._uniform, caches.state
+            )
             if len(proposals) < count:
                 reason = "draft_failed"
         drafted = time.perf_counter()
-        rows = self._pair.target.logits([transcript.ids[-1], *(p.id for p in proposals)], cache)
+        rows = self._pair.target.logits([transcript.ids[-1], *(p.id for p in proposals)], caches.cache)
         scored = time.perf_counter()
         tokens = self._commit(rows, proposals)
         # Both models have read drafts that may not stand, and neither has read the last id.
-        standing = len(transcript.ids) - 1
-        cache.length = min(cache.length, standing)
-        if self._drafter:
-            self._drafter.rollback(standing)
+        caches.crop(len(transcript.ids) - 1)
         text = transcript.newly_safe()
         self._rounds += 1
         return Round(
@@ -255,22 +279,21 @@ class _Loop:
         limits = [
             (self._settings.num_draft_tokens, "fixed"),
             (self._settings.max_new_tokens - self._transcript.emitted - 1, "length"),
-            (self._pair.target.shape.context_length - length - 1, "context"),
+            (self._pair.target.context_length - length - 1, "context"),
             (max(0, self._drafter.context_length - length + 1), "draft_context"),
         ]
         return min(limits, key=lambda limit: limit[0])
 
     def _commit(self, rows: torch.Tensor, proposals: list[Proposal]) -> list[Token]:
         """Verifies and commits token by token until the round or the reply ends."""
-        settings = self._settings
-        targets: dict[int, Distribution] = {}
+        block = [*self._transcript.ids, *(proposal.id for proposal in proposals)]
+        start = len(self._transcript.ids)
+        targets: dict[int, tuple[Distribution, Distribution]] = {}
 
         def target(position: int) -> Distribution:
             if position not in targets:
-                targets[position] = distribution(
-                    rows[position], settings.temperature, settings.top_k, settings.top_p
-                )
-            return targets[position]
+                targets[position] = distributions(rows[position], self._settings, block[: start + position])
+            return targets[position][0]
 
         tokens: list[Token] = []
         try:
@@ -278,7 +301,7 @@ class _Loop:
                 position = outcome.position
                 figures = self._figures(
                     outcome,
-                    target(position),
+                    *targets[position],
                     proposals[position] if outcome.q is not None else None,
                     rows[position],
                 )
@@ -328,10 +351,14 @@ class _Loop:
         return tokens
 
     def _figures(
-        self, outcome: Outcome, p: Distribution, proposal: Proposal | None, row: torch.Tensor
+        self,
+        outcome: Outcome,
+        p: Distribution,
+        soft: Distribution,
+        proposal: Proposal | None,
+        row: torch.Tensor,
     ) -> dict:
         """What the record keeps of a token whose position was tested (``core.records.Token``)."""
-        greedy = self._settings.temperature == 0
         figures = {
             "p": outcome.p,
             "q": outcome.q,
@@ -339,7 +366,7 @@ class _Loop:
             "overlap": outcome.overlap,
             "entropy_p": p.entropy(),
             "p_raw": raw_probability(row, outcome.id),
-            "top_p": (distribution(row, 1.0) if greedy else p).top(),
+            "top_p": soft.top(),
         }
         if proposal:
             figures["entropy_q"] = proposal.q.entropy()

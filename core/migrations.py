@@ -153,6 +153,18 @@ def m004_reply_figures(db: Database) -> None:
             db["replies"].add_column(name, kind)
 
 
+@migrations()
+def m005_any_pair(db: Database) -> None:
+    # What replies of the embedded pair, all there was before, had without saying so.
+    replies = db["replies"]
+    replies.add_column("min_p", float, not_null_default=0.0)
+    replies.add_column("repetition_penalty", float, not_null_default=1.0)
+    replies.add_column("dtype", str, not_null_default="float32")
+    replies.add_column("draft_dtype", str, not_null_default="float32")
+    replies.add_column("reused_tokens", int, not_null_default=0)
+    replies.add_column("opening", str, not_null_default="")
+
+
 def is_newer(db: Database) -> bool:
     """Whether a later Redline made this database: it has been through a migration that is not known here."""
     return any(migration.name not in _known() for migration in migrations.applied(db))

@@ -138,12 +138,14 @@ class PairInfo:
     draft: str
     target_fingerprint: str
     draft_fingerprint: str
-    quantization: str  # of the target as it runs, e.g. "int8"
+    quantization: str  # of the target as it runs: "int4", "int8", "nf4", "llm.int8" or "none"
     draft_quantization: str
     device: str
-    drafter: str  # how drafts are made: "model", "plain", later "ngram", ...
+    drafter: str  # how drafts are made: "model", "plain" (no draft), later "ngram", ...
     context_length: int  # ids the target can hold
-    draft_context_length: int
+    draft_context_length: int  # 0 where there is no draft
+    dtype: str = "float32"  # of the target's activations
+    draft_dtype: str = "float32"
     exactness_note: str | None = None  # a sentence where kernels make exactness hold up to rounding only
 
 
@@ -154,6 +156,8 @@ class Settings:
     temperature: float = 0.7  # 0 to 2; 0 is argmax
     top_k: int = 0  # 0 is off
     top_p: float = 1.0  # 1 is off
+    min_p: float = 0.0  # 0 is off; ids below this share of the most likely one's probability are dropped
+    repetition_penalty: float = 1.0  # 1 is off; above 1 makes ids of the prompt and the reply less likely
     # K, 0 (plain) to 16. On a CPU a pass over four rows costs about what one row costs, a fifth row
     # costs more (docs/LOG.md).
     num_draft_tokens: int = 3
@@ -177,6 +181,8 @@ class Reply:
     ``visible_chars`` says how much of it is to be shown (less than all of it after a stop string).
     ``tail`` is the part of ``text`` that no token's ``text`` holds: the replacement character of
     an unfinished character when a reply is cut there, otherwise empty.
+    ``reused_tokens`` counts the leading ids of the prompt that a kept cache already held: prefill read
+    the others, all but the last.
     ``ttft_seconds`` runs from the start of prefill to the end of the first round; None when
     nothing was emitted. ``seconds`` is prefill plus all rounds: time a reader of the stream took
     between rounds is not in it.
@@ -195,6 +201,7 @@ class Reply:
     ttft_seconds: float | None
     seconds: float
     num_rounds: int
+    reused_tokens: int = 0
 
     @property
     def visible_text(self) -> str:

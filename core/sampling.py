@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.records import Fate
+from core.records import Fate, Settings
 
 TOP = 10  # how many of the most likely ids a record keeps
 _NUCLEUS_GUESS = 256  # top-p looks at this many ids first: a full sort of a vocabulary costs milliseconds
@@ -84,13 +84,15 @@ def distribution(
     temperature: float,
     top_k: int = 0,
     top_p: float = 1.0,
+    min_p: float = 0.0,
     ids: torch.Tensor | None = None,
 ) -> Distribution:
-    """The distribution a row of logits (n,) stands for: temperature, then top-k, then top-p.
+    """The distribution a row of logits (n,) stands for: temperature, then top-k, top-p and min-p.
 
     The order is that of ``transformers``. ``top_k`` 0 is off and larger than n is n; top-p keeps the
-    most likely ids up to and including the one that reaches ``top_p``, so at least one. ``ids`` names
-    the columns where they are not 0..n-1. Raises BadLogitsError.
+    most likely ids up to and including the one that reaches ``top_p``, so at least one; min-p keeps
+    the ids with at least ``min_p`` times the probability of the most likely one. ``ids`` names the
+    columns where they are not 0..n-1. Raises BadLogitsError.
     """
     logits = logits.float()
     check_logits(logits)
@@ -108,10 +110,49 @@ def distribution(
             kept = _nucleus(probabilities, top_p)
             columns = kept if columns is None else columns[kept]
             probabilities = probabilities[kept] / probabilities[kept].sum()
+        if min_p > 0:
+            kept = (probabilities >= min_p * probabilities.max()).nonzero()[:, 0]
+            columns = kept if columns is None else columns[kept]
+            probabilities = probabilities[kept] / probabilities[kept].sum()
     if columns is None:
         return Distribution(probabilities, ids)
     columns, order = columns.sort()
     return Distribution(probabilities[order], columns if ids is None else ids[columns])
+
+
+def penalise(
+    logits: torch.Tensor, prefix: Sequence[int], penalty: float, ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """A copy of logits (n,) in which every id that occurs in ``prefix`` is less likely.
+
+    Positive logits are divided by ``penalty`` and negative ones multiplied (Keskar et al. 2019,
+    arXiv:1909.05858, as in ``transformers``): once, however often an id occurs.
+    """
+    seen = torch.tensor(list(prefix), dtype=torch.int64)
+    if ids is None:
+        columns = seen[seen < len(logits)]
+    else:
+        columns = torch.searchsorted(ids, seen).clamp_(max=len(ids) - 1)
+        columns = columns[ids[columns] == seen]
+    logits = logits.float().clone()
+    there = logits[columns]
+    logits[columns] = torch.where(there < 0, there * penalty, there / penalty)
+    return logits
+
+
+def distributions(
+    logits: torch.Tensor, settings: Settings, prefix: Sequence[int], ids: torch.Tensor | None = None
+) -> tuple[Distribution, Distribution]:
+    """What a row of logits after ``prefix`` stands for under ``settings``, and what the record shows of it.
+
+    The one filter chain of draft and target, a pure function of the prefix (docs/ENGINE.md, rule 3):
+    at a drafted position the prefix holds the drafts before it. The second is the first, or at
+    temperature 0, where that is one id, the distribution at temperature 1. Raises BadLogitsError.
+    """
+    if settings.repetition_penalty != 1:
+        logits = penalise(logits, prefix, settings.repetition_penalty, ids)
+    chosen = distribution(logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, ids)
+    return chosen, chosen if settings.temperature else distribution(logits, 1.0, ids=ids)
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:

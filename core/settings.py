@@ -14,6 +14,7 @@ from core.records import Settings
 MAX_DRAFT_TOKENS = 16
 MAX_NEW_TOKENS = 8192
 MAX_STOPS, MAX_STOP_LENGTH = 32, 500
+MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
 MAX_SEED = 2**63 - 1  # the largest integer SQLite stores
 _DEFAULTS = Settings()
 
@@ -84,6 +85,8 @@ def parse_settings(
     temperature: object = _DEFAULTS.temperature,
     top_k: object = _DEFAULTS.top_k,
     top_p: object = _DEFAULTS.top_p,
+    min_p: object = _DEFAULTS.min_p,
+    repetition_penalty: object = _DEFAULTS.repetition_penalty,
     num_draft_tokens: object = _DEFAULTS.num_draft_tokens,
     max_new_tokens: object = _DEFAULTS.max_new_tokens,
     stop: object = (),
@@ -94,6 +97,13 @@ def parse_settings(
         temperature=_number("Temperature", temperature, 0, 2),
         top_k=_integer("Top-k", 0 if top_k in (None, "") else top_k, 0, 2**31 - 1),
         top_p=_number("Top-p", 1.0 if top_p in (None, "") else top_p, 0, 1),
+        min_p=_number("Min-p", 0.0 if min_p in (None, "") else min_p, 0, 1),
+        repetition_penalty=_number(
+            "Repetition penalty",
+            1.0 if repetition_penalty in (None, "") else repetition_penalty,
+            MIN_REPETITION_PENALTY,
+            MAX_REPETITION_PENALTY,
+        ),
         num_draft_tokens=_integer("Draft tokens (K)", num_draft_tokens, 0, MAX_DRAFT_TOKENS),
         max_new_tokens=_integer("Maximum new tokens", max_new_tokens, 1, MAX_NEW_TOKENS),
         stop=parse_stop(stop),

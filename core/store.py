@@ -53,6 +53,7 @@ from core.stored import (
     StoredReply,
     StoreError,
     conversation,
+    measured_with_others,
     newer_sentence,
     pack_top,
     reading,
@@ -233,13 +234,15 @@ class Store:
         *,
         kind: str | None = None,
         answers_reply_id: str | None = None,
+        opening: str = "",
     ) -> str:
         """Begins a reply to the message ``question_id`` and returns its id.
 
         ``domain`` is the user's choice (``domains.CHOICES``). ``kind`` is one of ``KINDS``; None means
         ``first`` for the first reply to that message and ``regenerated`` for later ones. ``answers_reply_id``
         is the reply that is answered again; None, or one that is not on record, means the latest to that
-        message. Raises ValueError for another ``kind``.
+        message. ``opening`` is what the chat template has already written of the reply (``core.chat``).
+        Raises ValueError for another ``kind``.
         """
         if kind is not None and kind not in KINDS:
             raise ValueError(f"A reply's kind is one of {', '.join(KINDS)}, not {kind!r}.")
@@ -254,6 +257,7 @@ class Store:
             stop=json.dumps([clean_text(stop) for stop in settings.stop], ensure_ascii=False),
             exact=settings.exact,
             domain_choice=domain,
+            opening=clean_text(opening),
             prompt_tokens=prompt_tokens,
         )
 
@@ -318,6 +322,7 @@ class Store:
             values = self._open[reply_id].tally.figures().as_row()
             visible = clean_text(reply.visible_text)
             values.update(
+                reused_tokens=reply.reused_tokens,
                 prefill_seconds=reply.prefill_seconds,
                 ttft_seconds=reply.ttft_seconds,
                 seconds=reply.seconds,
@@ -369,6 +374,13 @@ class Store:
     ) -> tuple[ConversationSummary, ...]:
         """The conversations that have a message, newest first; only ``client``'s where one is given."""
         return self._read(lambda connection: summaries(connection, limit, client), ())
+
+    def changed_since_measured(self, info: PairInfo) -> bool:
+        """Whether the newest reply on record of a pair of these names came from other weights.
+
+        Its figures are then not the present pair's. False where the record cannot be read.
+        """
+        return self._read(lambda connection: measured_with_others(connection, info), False)
 
     def _read(self, read: Callable[[sqlite3.Connection], Result], empty: Result) -> Result:
         try:

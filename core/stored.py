@@ -41,7 +41,7 @@ class StoredReply:
 
     Without an end on record ``finish_reason`` is ``interrupted``, the text is put together from the tokens,
     and times are None. ``kind`` is one of ``KINDS`` and ``answers_reply_id`` the reply that was answered
-    again.
+    again. ``opening`` is the part of the reply that the chat template had written already (``core.chat``).
     """
 
     id: str
@@ -52,7 +52,9 @@ class StoredReply:
     domain_choice: str
     settings: Settings
     pair: PairInfo
+    opening: str
     prompt_tokens: int
+    reused_tokens: int
     prefill_seconds: float | None
     ttft_seconds: float | None
     seconds: float | None
@@ -285,6 +287,16 @@ def summaries(
         {"client": client, "limit": limit},
     )
     return tuple(ConversationSummary(*row) for row in rows)
+
+
+def measured_with_others(connection: sqlite3.Connection, info: PairInfo) -> bool:
+    """Whether the newest reply of a pair of these names came from other weights than ``info`` names."""
+    row = connection.execute(
+        "SELECT target_fingerprint, draft_fingerprint FROM replies WHERE target = ? AND draft = ? "
+        "ORDER BY created DESC, rowid DESC LIMIT 1",
+        [info.target, info.draft],
+    ).fetchone()
+    return row is not None and tuple(row) != (info.target_fingerprint, info.draft_fingerprint)
 
 
 def why_unusable(path: Path, error: Exception) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = ["tests/core/test_sampling.py", "tests/core/test_engine.py", "tests/core/test_decoder.py"]
+TESTS = [f"tests/core/test_{name}.py" for name in ("sampling", "drafters", "reuse", "engine", "decoder")]
 EXACTNESS = "tests/core/test_exactness.py"
 
 
@@ -81,19 +81,19 @@ MUTANTS = [
         "q from the unfiltered logits",
         "drafters/model.py",
         "Proposal(sample(q, uniform()), q, soft)",
-        "Proposal(sample(q, uniform()), distribution(logits, 1.0, ids=self.head_ids), soft)",
+        "Proposal(sample(q, uniform()), distributions(logits, Settings(1.0), (), self.head_ids)[0], soft)",
     ),
     Mutant(
         "greedy draft, soft q",
         "drafters/model.py",
         "sample(q, uniform())",
-        "sample(distribution(logits, 0, ids=self.head_ids), uniform())",
+        "sample(distributions(logits, Settings(temperature=0), (), self.head_ids)[0], uniform())",
     ),
     Mutant(
         "draft at temperature 1",
         "drafters/model.py",
-        "q = distribution(logits, settings.temperature,",
-        "q = distribution(logits, settings.temperature and 1.0,",
+        "distributions(logits, settings, sequence, self.head_ids)",
+        "distributions(logits, Settings(temperature=1.0), sequence, self.head_ids)",
     ),
     Mutant(
         "draft without its filters but with the target's q",
@@ -102,29 +102,62 @@ MUTANTS = [
         "Proposal(sample(distribution(logits, settings.temperature, ids=self.head_ids), uniform()), q, soft)",
     ),
     Mutant(
-        "target's cache one too long",
-        "engine.py",
-        "cache.length = min(cache.length, standing)",
-        "cache.length = min(cache.length, standing + 1)",
+        "target's cache one too long", "reuse.py", "self.cache.crop(length)", "self.cache.crop(length + 1)"
     ),
     Mutant(
-        "target's cache one too short",
-        "engine.py",
-        "cache.length = min(cache.length, standing)",
-        "cache.length = min(cache.length, standing) - 1",
+        "target's cache one too short", "reuse.py", "self.cache.crop(length)", "self.cache.crop(length - 1)"
     ),
     Mutant(
-        "draft's cache one too long",
-        "engine.py",
-        "self._drafter.rollback(standing)",
-        "self._drafter.rollback(standing + 1)",
+        "draft's cache one too long", "reuse.py", "self.state.crop(length)", "self.state.crop(length + 1)"
     ),
-    Mutant("draft never rolled back", "engine.py", "self._drafter.rollback(standing)", "pass"),
+    Mutant("draft never rolled back", "reuse.py", "self.state.crop(length)", "pass"),
     Mutant(
         "draft reads only the last id",
         "drafters/model.py",
-        "unread = list(ids[self.cache.length :])",
-        "unread = list(ids[-1:])",
+        "self._readable(sequence[state.length :])",
+        "self._readable(sequence[-1:])",
+    ),
+    Mutant(
+        "a kept prefix one id too long",
+        "reuse.py",
+        "            return index",
+        "            return index + 1",
+    ),
+    Mutant(
+        "a kept prefix with drafts that did not stand",
+        "reuse.py",
+        "kept.crop(shared[best])",
+        "kept.crop(shared[best] + 1)",
+    ),
+    Mutant(
+        "a copied prefix of another length",
+        "reuse.py",
+        "self.cache.fork(length)",
+        "self.cache.fork(length - 1)",
+    ),
+    Mutant(
+        "the penalty looks one id ahead",
+        "engine.py",
+        "block[: start + position]",
+        "block[: start + position + 1]",
+    ),
+    Mutant(
+        "the penalty does not see the drafts",
+        "engine.py",
+        "block[: start + position]",
+        "block[:start]",
+    ),
+    Mutant(
+        "the draft has no penalty",
+        "drafters/model.py",
+        "distributions(logits, settings, sequence, self.head_ids)",
+        "distributions(logits, settings, (), self.head_ids)",
+    ),
+    Mutant(
+        "min-p forgotten where the head is whole",
+        "sampling.py",
+        "if min_p > 0:",
+        "if min_p > 0 and ids is not None:",
     ),
     Mutant(
         "an accepted end does not end",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from core.models.base import Cache, Stop
 from core.records import Settings
 from core.sampling import Proposal
 
@@ -12,23 +13,28 @@ from core.sampling import Proposal
 class Drafter(Protocol):
     """Proposes a chain of tokens for the committed ids of one sequence.
 
-    A drafter may keep state of the ids it has read, as a count of leading ids of the sequence.
-    ``rollback`` is told how many leading ids are certain to stand; what was read beyond is forgotten.
+    What a drafter has read of a sequence is in a state of its own, which the engine keeps and crops with
+    the target's cache: ``state.length`` leading ids of the sequence were read.
     """
 
     name: str
     context_length: int
 
-    def prefill(self, ids: Sequence[int]) -> None:
-        """Forgets everything and reads ``ids``."""
+    def new_state(self) -> Cache:
+        """The state of a sequence of which nothing was read."""
+
+    def prefill(self, ids: Sequence[int], state: Cache, stop: Stop | None = None) -> None:
+        """Reads ``ids``, the leading ids of the sequence, from where ``state`` has got to."""
 
     def draft(
-        self, ids: Sequence[int], count: int, settings: Settings, uniform: Callable[[], float]
+        self,
+        ids: Sequence[int],
+        count: int,
+        settings: Settings,
+        uniform: Callable[[], float],
+        state: Cache,
     ) -> list[Proposal]:
         """Up to ``count`` proposals to follow ``ids`` (all committed ids), each after the one before.
 
         Fewer come back where the drafter has nothing usable to say; the round goes on with those.
         """
-
-    def rollback(self, length: int) -> None:
-        """Keeps at most the first ``length`` ids read."""

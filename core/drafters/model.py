@@ -4,6 +4,10 @@ The draft reads, in one call, whatever was committed since it last read (docs/EN
 tokens after a fully accepted round, more after rounds without drafts), then one token a step.
 A head that covers only part of the vocabulary names its columns in ``head_ids``; other ids have
 q = 0, which is exact all the same.
+
+Vocabularies may be padded to different widths (docs/ENGINE.md, rule 11; SD-05). Columns beyond the
+target's are cut off before q is normalised, since the target could neither emit nor read such an id;
+an id beyond the draft's own embedding is read as id 0, which costs acceptance there and nothing else.
 """
 
 from __future__ import annotations
@@ -12,41 +16,51 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from core.models.decoder import Decoder
+from core.models.base import Cache, Scorer, Stop
 from core.records import Settings
-from core.sampling import BadLogitsError, Proposal, distribution, sample
+from core.sampling import BadLogitsError, Proposal, distributions, sample
 
 
 class ModelDrafter:
-    """``head_ids``: ids (n,) int64 ascending of the decoder's n logits; None when they are 0..n-1."""
+    """``head_ids``: ids (n,) int64 ascending of the model's n logits; None when they are 0..n-1.
+
+    ``vocabulary``: width of the target's logits; None when the draft's is no wider.
+    """
 
     name = "model"
 
-    def __init__(self, decoder: Decoder, head_ids: torch.Tensor | None = None):
-        self.decoder = decoder
+    def __init__(self, model: Scorer, head_ids: torch.Tensor | None = None, vocabulary: int | None = None):
+        self.model = model
         self.head_ids = head_ids
-        self.context_length = decoder.shape.context_length
-        self.cache = decoder.new_cache()
+        self.context_length = model.context_length
+        self._width = None if vocabulary is None or vocabulary >= model.vocabulary else vocabulary
 
-    def prefill(self, ids: Sequence[int]) -> None:
-        self.cache.length = 0
-        self.decoder.prefill(ids[: self.context_length], self.cache)
+    def new_state(self) -> Cache:
+        return self.model.new_cache()
+
+    def prefill(self, ids: Sequence[int], state: Cache, stop: Stop | None = None) -> None:
+        self.model.prefill(self._readable(ids[state.length : self.context_length]), state, stop)
 
     def draft(
-        self, ids: Sequence[int], count: int, settings: Settings, uniform: Callable[[], float]
+        self,
+        ids: Sequence[int],
+        count: int,
+        settings: Settings,
+        uniform: Callable[[], float],
+        state: Cache,
     ) -> list[Proposal]:
         proposals: list[Proposal] = []
-        unread = list(ids[self.cache.length :])
+        sequence = list(ids)
         for _ in range(count):
-            logits = self.decoder.next_logits(unread, self.cache)
+            logits = self.model.next_logits(self._readable(sequence[state.length :]), state)[: self._width]
             try:
-                q = distribution(logits, settings.temperature, settings.top_k, settings.top_p, self.head_ids)
+                q, soft = distributions(logits, settings, sequence, self.head_ids)
             except BadLogitsError:
                 break
-            soft = q if settings.temperature else distribution(logits, 1.0, ids=self.head_ids)
             proposals.append(Proposal(sample(q, uniform()), q, soft))
-            unread = [proposals[-1].id]
+            sequence.append(proposals[-1].id)
         return proposals
 
-    def rollback(self, length: int) -> None:
-        self.cache.length = min(self.cache.length, length)
+    def _readable(self, ids: Sequence[int]) -> list[int]:
+        limit = self.model.readable_ids
+        return [id if id < limit else 0 for id in ids]

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from core.models.base import Stop
 from core.models.linear import Linear
 
 PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of one pass
@@ -65,17 +66,49 @@ class DecoderShape:
 class KVCache:
     """Keys and values of one sequence: ``keys[layer]`` is (positions, kv_heads, head_size) float32.
 
-    The buffers are as long as the context. They begin as zeros because a pass reads, masked, up to
-    the end of a block of ``KEY_BLOCK``; ``length`` is how many positions count.
+    Buffers grow as the sequence does, doubling, so that a kept cache holds no more than about twice what
+    it needs. They begin as zeros because a pass reads, masked, up to the end of a block of ``KEY_BLOCK``.
     """
 
     def __init__(self, shape: DecoderShape):
-        blocks = -(-shape.context_length // KEY_BLOCK) * KEY_BLOCK
-        size = (shape.layers, blocks, shape.kv_heads, shape.head_size)
-        # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
-        self.keys = torch.from_numpy(np.zeros(size, np.float32))
-        self.values = torch.from_numpy(np.zeros(size, np.float32))
+        self._shape = shape
         self.length = 0
+        self.keys: list[torch.Tensor] = []
+        self.values: list[torch.Tensor] = []
+        self._positions = 0
+        self.reserve(1)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+
+    def crop(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def fork(self, length: int) -> KVCache:
+        copy = KVCache(self._shape)
+        copy.reserve(length)
+        for ours, theirs in zip((*self.keys, *self.values), (*copy.keys, *copy.values), strict=True):
+            theirs[:length] = ours[:length]
+        copy.length = min(self.length, length)
+        return copy
+
+    def reserve(self, length: int) -> None:
+        """Makes room for ``length`` ids; what was read stays."""
+        if length <= self._positions:
+            return
+        shape, most = self._shape, -(-self._shape.context_length // KEY_BLOCK) * KEY_BLOCK
+        self._positions = min(max(-(-length // KEY_BLOCK) * KEY_BLOCK, 2 * self._positions), most)
+        size = (self._positions, shape.kv_heads, shape.head_size)
+        old = (self.keys or [None] * shape.layers, self.values or [None] * shape.layers)
+        self.keys, self.values = ([self._grown(buffer, size) for buffer in buffers] for buffers in old)
+
+    def _grown(self, buffer: torch.Tensor | None, size: tuple[int, ...]) -> torch.Tensor:
+        # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
+        grown = torch.from_numpy(np.zeros(size, np.float32))
+        if buffer is not None:
+            grown[: self.length] = buffer[: self.length]
+        return grown
 
 
 @dataclass(frozen=True)
@@ -97,7 +130,8 @@ def _pair_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
 class Decoder:
     """Layers and final norm of a Llama-like model. Token embedding and head are given, as they may be shared.
 
-    ``embedding`` is (vocabulary, hidden); ``head`` takes (rows, hidden) to (rows, any number of logits).
+    ``embedding`` is (vocabulary, hidden); ``head`` takes (rows, hidden) to (rows, logits), as many as
+    the embedding has rows unless ``vocabulary`` says otherwise.
     """
 
     def __init__(
@@ -107,12 +141,16 @@ class Decoder:
         layers: Sequence[Layer],
         norm: torch.Tensor,
         head: Callable[[torch.Tensor], torch.Tensor],
+        vocabulary: int | None = None,
     ):
         self.shape = shape
         self.embedding = embedding
         self.layers = list(layers)
         self.norm = norm
         self.head = head
+        self.context_length = shape.context_length
+        self.vocabulary = len(embedding) if vocabulary is None else vocabulary
+        self.readable_ids = len(embedding)
         frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_size, 2).double() / shape.head_size)
         angles = torch.arange(shape.context_length).double()[:, None] * frequencies
         self.rotations = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None, :]
@@ -126,6 +164,7 @@ class Decoder:
         embedding: torch.Tensor,
         head: Callable[[torch.Tensor], torch.Tensor],
         prefix: str = "model.",
+        vocabulary: int | None = None,
     ) -> Decoder:
         """From tensors under Hugging Face's names; ``make`` turns a weight matrix into a product."""
         layers = []
@@ -144,7 +183,7 @@ class Decoder:
                     make(tensors[mlp + "down_proj.weight"]),
                 )
             )
-        return cls(shape, embedding, layers, tensors[prefix + "norm.weight"].float(), head)
+        return cls(shape, embedding, layers, tensors[prefix + "norm.weight"].float(), head, vocabulary)
 
     def new_cache(self) -> KVCache:
         return KVCache(self.shape)
@@ -161,6 +200,7 @@ class Decoder:
         rotation = self.rotations[start:end]
         mask = self._mask(rows, start, group)
         seen = mask.shape[1]
+        cache.reserve(end)
         x = F.embedding(torch.tensor(ids), self.embedding).float()
         for index, layer in enumerate(self.layers):
             keys, values = cache.keys[index], cache.values[index]
@@ -195,9 +235,11 @@ class Decoder:
         self.prefill(ids[:last], cache)
         return self.head(self.forward(ids[last:], cache)[-1:])[0]
 
-    def prefill(self, ids: Sequence[int], cache: KVCache) -> None:
-        """Appends ``ids`` chunk by chunk, computing no logits."""
+    def prefill(self, ids: Sequence[int], cache: KVCache, stop: Stop | None = None) -> None:
+        """Appends ``ids`` chunk by chunk, computing no logits, until ``stop`` says so."""
         for start in range(0, len(ids), PREFILL_CHUNK):
+            if stop is not None and stop():
+                return
             self.forward(ids[start : start + PREFILL_CHUNK], cache)
 
     def _mask(self, rows: int, start: int, group: int) -> torch.Tensor:

@@ -7,7 +7,8 @@ Knows how to put together the embedded pair from files that are already there;
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -17,7 +18,8 @@ from transformers import AutoTokenizer
 from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
 from core.models import Progress
-from core.models.decoder import Decoder, DecoderShape, KVCache
+from core.models.base import Scorer
+from core.models.decoder import Decoder, DecoderShape
 from core.models.draft_file import HEAD, draft_metadata, load_draft
 from core.models.linear import FORMS, best_form, row_dependence
 from core.records import PairInfo, Settings
@@ -27,14 +29,19 @@ from core.text import end_token_ids
 
 @dataclass
 class Pair:
-    """``cache`` is the target's; a drafter keeps its own. ``end_ids`` end a reply."""
+    """``end_ids`` end a reply; ``drafter`` is None where the target writes alone.
+
+    ``suggested`` holds fields of ``Settings`` that the target's ``generation_config`` names: shown as a
+    suggestion, never applied unasked. ``notes`` are sentences to show with the pair.
+    """
 
     info: PairInfo
     tokenizer: object
-    target: Decoder
+    target: Scorer
     drafter: Drafter | None
     end_ids: frozenset[int]
-    cache: KVCache
+    suggested: Mapping[str, float] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def build_embedded_pair(
@@ -54,12 +61,12 @@ def build_embedded_pair(
     say("Packing the weights for this processor", None)
     form, head_form = best_form("int4"), best_form("int8")
     target = Decoder.from_tensors(shape, tensors, FORMS[form], embedding, FORMS[head_form](embedding))
-    draft, head_ids, draft_fingerprint = _distilled(draft_file, shape, embedding, form, head_form)
+    draft, head_ids, draft_fingerprint = distilled_draft(draft_file, shape, embedding, form, head_form)
     say("Checking that rows are scored independently", None)
     note = _exactness_note(target)
     drafter = ModelDrafter(draft, head_ids)
     say("Warming up", None)
-    _warm_up(target, drafter, cache := target.new_cache())
+    warm_up(target, drafter)
     say("Reading the tokenizer", None)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     generation = json.loads((folder / "generation_config.json").read_text())
@@ -82,28 +89,29 @@ def build_embedded_pair(
         target=target,
         drafter=drafter,
         end_ids=end_token_ids(tokenizer, config, generation),
-        cache=cache,
     )
 
 
 @torch.inference_mode()
-def _warm_up(target: Decoder, drafter: ModelDrafter, cache: KVCache) -> None:
+def warm_up(target: Scorer, drafter: ModelDrafter) -> None:
     """One short pass of each kind: kernels set themselves up at first use, which a first reply would feel."""
     ids = list(range(64))
+    cache, state = target.new_cache(), drafter.new_state()
     target.prefill(ids, cache)
-    drafter.prefill(ids)
+    drafter.prefill(ids, state)
     for rows in range(1, Settings().num_draft_tokens + 2):
         target.logits(ids[:rows], cache)
-    drafter.decoder.next_logits(ids[:1], drafter.cache)
-    drafter.decoder.next_logits(ids[:2], drafter.cache)
-    cache.length = 0
-    drafter.rollback(0)
+    drafter.model.next_logits(ids[:1], state)
+    drafter.model.next_logits(ids[:2], state)
 
 
-def _distilled(
+def distilled_draft(
     file: Path, target: DecoderShape, embedding: torch.Tensor, form: str, head_form: str
 ) -> tuple[Decoder, torch.Tensor, str]:
-    """The packed draft as a decoder over the target's embedding, its head's ids and its fingerprint."""
+    """The packed draft as a decoder over the target's embedding, its head's ids and its fingerprint.
+
+    ``target`` is the shape of the model it was made for, ``embedding`` that model's, (vocabulary, hidden).
+    """
     packed = load_draft(file)
     tensors = {
         name: value[0] * value[1][:, None] if isinstance(value, tuple) else value
@@ -115,7 +123,7 @@ def _distilled(
     score = FORMS[head_form](embedding[head_ids])
     shape = replace(target, layers=layers)
     decoder = Decoder.from_tensors(
-        shape, tensors, FORMS[form], embedding, lambda hidden: score(project(hidden)), prefix=""
+        shape, tensors, FORMS[form], embedding, lambda hidden: score(project(hidden)), "", len(head_ids)
     )
     return decoder, head_ids, draft_metadata(file)["fingerprint"]
 

@@ -30,6 +30,8 @@ PAIR = PairInfo(
     drafter="model",
     context_length=8192,
     draft_context_length=2048,
+    dtype="bfloat16",
+    draft_dtype="float32",
     exactness_note=None,
 )
 
@@ -113,6 +115,7 @@ def reply_of(rounds: list[Round], **changes) -> Reply:
         ttft_seconds=0.0625 + rounds[0].seconds if rounds else None,
         seconds=0.0625 + seconds,
         num_rounds=len(rounds),
+        reused_tokens=4,
     )
     return Reply(**{**values, **changes})
 
@@ -135,10 +138,18 @@ def record(
 def answer(store, conversation: str, question: str, *words: str, finish: bool = True, **changes) -> str:
     """One more stored reply to a question; returns its id. ``changes`` are of the Reply."""
     kind, domain = changes.pop("kind", None), changes.pop("domain", "auto")
+    opening = changes.pop("opening", "")
     rounds = changes.pop("rounds", None) or rounds_of(*words)
     reply = reply_of(rounds, **changes)
     reply_id = store.begin_reply(
-        conversation, question, reply.settings, reply.pair, domain, reply.prompt_tokens, kind=kind
+        conversation,
+        question,
+        reply.settings,
+        reply.pair,
+        domain,
+        reply.prompt_tokens,
+        kind=kind,
+        opening=opening,
     )
     for round_ in rounds:
         store.add_round(reply_id, round_)

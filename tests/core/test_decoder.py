@@ -53,7 +53,7 @@ def test_rows_equal_one_row_passes_bit_for_bit(start):
     decoder.prefill(IDS[:start], cache)
     single = torch.cat([decoder.logits([i], cache) for i in IDS[start : start + 17]])
     for rows in range(1, 18):
-        cache.length = start
+        cache.crop(start)
         assert torch.equal(decoder.logits(IDS[start : start + rows], cache), single[:rows]), rows
 
 
@@ -62,14 +62,14 @@ def test_rollback_is_a_counter(model):
     cache = decoder.new_cache()
     decoder.prefill([7, 8, 9], cache)
     decoder.logits([50, 51, 52], cache)  # drafts that did not stand
-    cache.length = 4
+    cache.crop(4)
     torch.testing.assert_close(
         decoder.logits([11, 12], cache), fresh(decoder, [7, 8, 9, 50, 11, 12])[4:], atol=1e-5, rtol=0
     )
 
 
 def pair_of(target, draft) -> Pair:
-    return Pair(INFO, ToyTokenizerOfAny(), target, ModelDrafter(draft), frozenset(), target.new_cache())
+    return Pair(INFO, ToyTokenizerOfAny(), target, ModelDrafter(draft), frozenset())
 
 
 class ToyTokenizerOfAny(ToyTokenizer):
@@ -77,11 +77,24 @@ class ToyTokenizerOfAny(ToyTokenizer):
         return "".join(chr(0x4E00 + i) for i in ids)
 
 
-@pytest.mark.parametrize("temperature, top_k, top_p", [(0, 0, 1), (1.0, 0, 1), (0.6, 0, 1), (1.5, 9, 0.8)])
-def test_a_draft_that_is_the_target_is_always_accepted(model, temperature, top_k, top_p):
+@pytest.mark.parametrize(
+    "temperature, top_k, top_p, min_p, penalty",
+    [
+        (0, 0, 1, 0, 1),
+        (1.0, 0, 1, 0, 1),
+        (0.6, 0, 1, 0, 1),
+        (1.5, 9, 0.8, 0, 1),
+        (1.0, 0, 1, 0.1, 1),
+        (0, 0, 1, 0, 1.3),
+        (1.2, 30, 0.9, 0.05, 1.5),
+    ],
+)
+def test_a_draft_that_is_the_target_is_always_accepted(model, temperature, top_k, top_p, min_p, penalty):
     """SD-11 (a); and q is filtered as p is, or they would differ here."""
     pair = pair_of(as_decoder(model), as_decoder(model))
-    settings = Settings(temperature, top_k, top_p, num_draft_tokens=4, max_new_tokens=64, seed=1)
+    settings = Settings(
+        temperature, top_k, top_p, min_p, penalty, num_draft_tokens=4, max_new_tokens=64, seed=1
+    )
     rounds = list(Engine(pair).generate(IDS[:7], settings))
     fates = [t.fate for r in rounds for t in r.tokens]
     assert set(fates) <= {Fate.ACCEPTED, Fate.BONUS, Fate.PLAIN}
@@ -105,12 +118,13 @@ def test_caches_agree_with_fresh_passes_after_every_round(model, draft_seed, dra
     for number, round_ in enumerate(generation):
         ids += [t.id for t in round_.tokens if t.emitted]
         fates |= {t.fate for t in round_.tokens}
-        for decoder, cache in ((target, pair.cache), (draft, pair.drafter.cache)):
+        kept = generation._loop._caches
+        for decoder, cache in ((target, kept.cache), (draft, kept.state)):
             length = cache.length
             assert length <= len(ids) - 1
             probe = decoder.logits(ids[length:], cache)
             torch.testing.assert_close(probe, fresh(decoder, ids)[length:], atol=1e-5, rtol=0)
-            cache.length = length
+            cache.crop(length)
         if number % 5 == 2:  # a round without drafts in between
             generation._loop._drafter = None
         elif number % 5 == 3:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from core import metrics
+from core.drafters.model import ModelDrafter
 from core.engine import Engine
 from core.models.decoder import PREFILL_CHUNK
 from core.records import EMITTED, Fate, Settings
@@ -70,8 +71,13 @@ def test_nothing_follows_an_end_of_text(at):
     last = [t for r in rounds for t in r.tokens if t.emitted][-1]
     assert (last.text, last.label) == ("", f"<{end}>")
     # Caches hold nothing beyond the last committed id but one.
-    assert pair.cache.length <= len(PROMPT) + at
-    assert pair.drafter.cache.length <= len(PROMPT) + at
+    follow_up = Engine(pair)
+    first = follow_up.generate(PROMPT, greedy())
+    list(first)
+    assert follow_up.cache_bytes  # a toy's bytes are ids
+    second = follow_up.generate([*PROMPT, *ids[: at + 1], 3], greedy())
+    next(second)
+    assert second.reused_tokens == len(PROMPT) + at
 
 
 def test_block_with_an_end_in_its_middle_counts_what_was_emitted():
@@ -186,7 +192,7 @@ def test_reads_one_pass_a_round_and_never_twice(seed):
     """Rule 8: the draft reads whatever it has not read in its first step; no id is read twice or skipped."""
     pair = toy_pair(table(seed, 8), table(seed + 10, 8))
     rounds, _ = run(pair, greedy(temperature=1.0, max_new_tokens=40, seed=seed))
-    target_reads, draft_reads = pair.target.reads[1:], pair.drafter.decoder.reads[1:]
+    target_reads, draft_reads = pair.target.reads[1:], pair.drafter.model.reads[1:]
     assert len(target_reads) == len(rounds)
     assert len(draft_reads) == sum(r.num_draft_tokens for r in rounds)
     assert {rows for _, rows in draft_reads} == {1, 2}  # two after a fully accepted round
@@ -252,9 +258,9 @@ def test_cancel_during_a_long_prompt_does_not_wait_for_all_of_it():
     cancel = threading.Event()
 
     class Slow(ToyDecoder):
-        def prefill(self, ids, cache):
-            super().prefill(ids, cache)
+        def _read(self, ids, cache):
             cancel.set()
+            return super()._read(ids, cache)
 
     pair = toy_pair(table(1, 5), table(2, 5), context_length=2000, draft_context_length=2000)
     pair.target = Slow(table(1, 5), 2000)
@@ -263,7 +269,23 @@ def test_cancel_during_a_long_prompt_does_not_wait_for_all_of_it():
     assert list(generation) == []
     assert generation.reply.finish_reason == "cancelled"
     assert generation.prefill_seconds is None and not engine.busy
-    assert pair.target.reads == [(0, PREFILL_CHUNK)] and pair.drafter.decoder.reads == []
+    assert pair.target.reads == [(0, PREFILL_CHUNK)] and pair.drafter.model.reads == []
+
+
+def test_cancel_while_the_draft_reads_a_long_prompt():
+    cancel = threading.Event()
+
+    class Slow(ToyDecoder):
+        def _read(self, ids, cache):
+            cancel.set()
+            return super()._read(ids, cache)
+
+    pair = toy_pair(table(1, 5), table(2, 5), context_length=2000)
+    pair.drafter = ModelDrafter(Slow(table(2, 5), 2000))
+    generation = Engine(pair).generate([1] * 1500, GREEDY, cancel=cancel)
+    assert list(generation) == []
+    assert generation.reply.finish_reason == "cancelled"
+    assert pair.drafter.model.reads == [(0, PREFILL_CHUNK)]
 
 
 def test_closing_and_never_starting():

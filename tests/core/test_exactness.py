@@ -20,7 +20,7 @@ import torch
 
 from core.engine import Engine
 from core.records import EMITTED, Settings
-from core.sampling import distribution
+from core.sampling import distribution, distributions
 from tests.core.toys import LogitsOf, table, toy_pair
 
 PROMPT = [0, 1]
@@ -39,7 +39,7 @@ def joint(target: LogitsOf, settings: Settings, length: int, vocabulary: int, eo
             ids = ids[: ids.index(eos) + 1]
         probability, seen = 1.0, list(PROMPT)
         for token_id in ids:
-            p = distribution(target(tuple(seen)), settings.temperature, settings.top_k, settings.top_p)
+            p, _ = distributions(target(tuple(seen)), settings, seen)
             probability *= p.at(token_id)
             seen.append(token_id)
         if probability:
@@ -175,6 +175,14 @@ CASES = {
     "top-k": dict(settings=Settings(temperature=1.0, top_k=2)),
     "top-p": dict(settings=Settings(temperature=1.0, top_p=0.7)),
     "top-k and top-p": dict(settings=Settings(temperature=0.9, top_k=2, top_p=0.8, num_draft_tokens=3)),
+    "min-p": dict(settings=Settings(temperature=1.0, min_p=0.4)),
+    "repetition penalty": dict(settings=Settings(temperature=1.0, repetition_penalty=1.8)),
+    "every filter": dict(
+        settings=Settings(temperature=1.3, top_k=2, top_p=0.9, min_p=0.2, repetition_penalty=0.7)
+    ),
+    "penalty and trimmed head": dict(
+        settings=Settings(temperature=1.0, repetition_penalty=2.0, num_draft_tokens=2), head_ids=[0, 2]
+    ),
     "one draft": dict(settings=Settings(temperature=1.0, num_draft_tokens=1)),
     "no drafts": dict(settings=Settings(temperature=1.0, num_draft_tokens=0)),
     "K changes": dict(settings=Settings(temperature=1.0), fails_at={3, 5}),

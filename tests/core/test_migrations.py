@@ -20,6 +20,7 @@ NAMES = [
     "m002_replies",
     "m003_rounds_and_tokens",
     "m004_reply_figures",
+    "m005_any_pair",
 ]
 
 

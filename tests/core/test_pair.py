@@ -9,7 +9,6 @@ from core.engine import Engine
 from core.models.linear import FORMS
 from core.prompts import load_prompts
 from core.records import Settings
-from core.text import encode_chat
 
 
 def test_it_says_what_it_is(embedded_pair):
@@ -31,7 +30,7 @@ def test_rows_are_scored_as_one_row_passes_score_them(embedded_pair):
         start = cache.length
         single = torch.cat([target.logits([i], cache) for i in ids[-9:]])
         for rows in (2, 5, 9):
-            cache.length = start
+            cache.crop(start)
             assert torch.equal(target.logits(ids[start : start + rows], cache), single[:rows])
 
 

@@ -8,16 +8,25 @@ from collections import Counter
 
 import pytest
 import torch
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
+from transformers.generation.logits_process import (
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from core.records import Fate
+from core.records import Fate, Settings
 from core.sampling import (
     BadLogitsError,
     Distribution,
     Proposal,
     accepts,
     distribution,
+    distributions,
     draw,
     overlap,
+    penalise,
     raw_probability,
     residual,
     sample,
@@ -49,6 +58,55 @@ def test_temperature_then_top_k_then_top_p():
     squared = [0.16, 0.09, 0.04, 0.01]
     expected = [round(x / sum(squared), 6) for x in squared]
     assert dense(distribution(logits, 0.5), 4) == expected
+
+
+def test_min_p_is_a_share_of_the_most_likely_and_comes_last():
+    logits = logs(0.4, 0.3, 0.2, 0.1)
+    assert dense(distribution(logits, 1.0, min_p=0.49), 4) == [0.444444, 0.333333, 0.222222, 0]
+    assert dense(distribution(logits, 1.0, min_p=0.51), 4) == [0.571429, 0.428571, 0, 0]
+    assert dense(distribution(logits, 1.0, min_p=1), 4) == [1, 0, 0, 0]
+    # At temperature 0.5 the shares are squared: 0.5 becomes 0.25.
+    assert dense(distribution(logits, 0.5, min_p=0.3), 4) == [0.64, 0.36, 0, 0]
+    assert dense(distribution(logits, 1.0, top_k=3, top_p=0.7, min_p=0.8), 4) == [1, 0, 0, 0]
+
+
+def test_the_penalty_divides_positive_and_multiplies_negative_logits_once():
+    logits = torch.tensor([2.0, -2.0, 1.0, 0.5])
+    assert penalise(logits, [0, 1, 1, 0, 9], 2.0).tolist() == [1.0, -4.0, 1.0, 0.5]
+    assert logits.tolist() == [2.0, -2.0, 1.0, 0.5]
+    assert penalise(logits, [], 2.0).tolist() == logits.tolist()
+    ids = torch.tensor([3, 5, 7, 8])  # of a trimmed head
+    assert penalise(logits, [7, 4, 0, 99, 3], 2.0, ids).tolist() == [1.0, -2.0, 0.5, 0.5]
+
+
+def test_the_chain_agrees_with_transformers():
+    """The same processors, in transformers' order, on random logits."""
+    generator = torch.Generator().manual_seed(0)
+    settings = Settings(temperature=0.7, top_k=20, top_p=0.9, min_p=0.05, repetition_penalty=1.3)
+    chain = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.3),
+            TemperatureLogitsWarper(0.7),
+            TopKLogitsWarper(20),
+            TopPLogitsWarper(0.9),
+            MinPLogitsWarper(0.05),
+        ]
+    )
+    for _ in range(20):
+        logits = 3 * torch.randn(50, generator=generator)
+        prefix = torch.randint(0, 50, (12,), generator=generator)
+        ours, shown = distributions(logits, settings, prefix.tolist())
+        theirs = chain(prefix[None], logits[None])[0].softmax(0)
+        torch.testing.assert_close(ours.over(torch.arange(50)), theirs, atol=1e-6, rtol=0)
+        assert shown is ours
+
+
+def test_at_temperature_zero_the_record_shows_the_penalised_distribution_at_one():
+    logits = logs(0.6, 0.3, 0.1)
+    chosen, shown = distributions(logits, Settings(temperature=0, repetition_penalty=3.0), [0])
+    # log 0.6 times 3 is log 0.216.
+    assert chosen.top() == ((1, 1.0),)
+    assert dense(shown, 3) == [round(x / 0.616, 6) for x in (0.216, 0.3, 0.1)]
 
 
 @pytest.mark.parametrize("temperature", [0, 1e-4, 100])

@@ -82,6 +82,8 @@ def test_sp_01_degenerate_settings_are_settings(temperature, top_p, top_k):
         ("temperature", float("nan"), "Temperature", "from 0 to 2"),
         ("temperature", True, "Temperature", "from 0 to 2"),
         ("top_p", 1.01, "Top-p", "from 0 to 1"),
+        ("min_p", -0.1, "Min-p", "from 0 to 1"),
+        ("repetition_penalty", 0, "Repetition penalty", "from 0.1 to 10"),
         ("top_p", "nan", "Top-p", "from 0 to 1"),
         ("top_k", -1, "Top-k", "from 0 to"),
         ("top_k", 2.5, "Top-k", "from 0 to"),
@@ -105,8 +107,9 @@ def test_sp_01_what_cannot_be_used_is_named_with_its_limits(field, bad, name, li
 
 def test_an_empty_field_of_a_filter_means_off():
     for empty in ("", None):
-        settings = parse_settings(top_k=empty, top_p=empty)
+        settings = parse_settings(top_k=empty, top_p=empty, min_p=empty, repetition_penalty=empty)
         assert (settings.top_k, settings.top_p) == (0, 1.0)
+        assert (settings.min_p, settings.repetition_penalty) == (0.0, 1.0)
 
 
 def test_numbers_may_come_as_form_fields_deliver_them():

@@ -108,6 +108,27 @@ def test_a_conversation_comes_back_exactly(store):
     assert store.problem is None
 
 
+def test_what_the_template_had_written_and_what_was_reused_are_kept(store):
+    conversation, *_ = record(store, "ab", opening="<think>\n", reused_tokens=7)
+    (_, reply) = store.conversation(conversation).messages
+    assert (reply.shown.opening, reply.shown.reused_tokens) == ("<think>\n", 7)
+
+
+def test_a_pair_of_the_same_names_and_other_weights_was_not_measured(store, path):
+    other = dataclasses.replace(PAIR, target_fingerprint="ee" * 32)
+    assert not store.changed_since_measured(PAIR)  # nothing was measured yet
+    record(store, "ab")
+    assert not store.changed_since_measured(PAIR)
+    assert store.changed_since_measured(other)
+    assert store.changed_since_measured(dataclasses.replace(PAIR, draft_fingerprint="ee" * 32))
+    assert not store.changed_since_measured(dataclasses.replace(other, draft="another draft"))
+    record(store, "ab", pair=other)
+    assert not store.changed_since_measured(other)
+    assert store.changed_since_measured(PAIR)
+    path.write_bytes(b"no database")
+    assert not store.changed_since_measured(other)
+
+
 def test_probabilities_keep_every_bit(store):
     p, q, u = 0.1 + 0.2, 1 / 3, 5e-324
     given = round_of("", tokens=(token("a", 0, 0, 0, p=p, q=q, u=u, overlap=2 / 3),))

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 
 from core.drafters.model import ModelDrafter
+from core.models.base import Stop
+from core.models.decoder import PREFILL_CHUNK
 from core.models.pair import Pair
 from tests.core.builders import PAIR
 
@@ -39,16 +41,21 @@ class ToyTokenizer:
 
 
 @dataclass
-class ToyShape:
-    context_length: int
-
-
-@dataclass
 class ToyCache:
     """``ids`` are what was read, stale ones behind ``length`` included."""
 
     ids: list[int] = field(default_factory=list)
     length: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.ids)
+
+    def crop(self, length: int) -> None:
+        self.length = min(self.length, length)
+
+    def fork(self, length: int) -> ToyCache:
+        return ToyCache(self.ids[:length], min(self.length, length))
 
 
 class ToyDecoder:
@@ -56,7 +63,8 @@ class ToyDecoder:
 
     def __init__(self, logits_of: LogitsOf, context_length: int = 64):
         self.logits_of = logits_of
-        self.shape = ToyShape(context_length)
+        self.context_length = context_length
+        self.vocabulary = self.readable_ids = 26
         self.reads: list[tuple[int, int]] = []  # (first position, rows) of each pass
 
     def new_cache(self) -> ToyCache:
@@ -65,14 +73,17 @@ class ToyDecoder:
     def _read(self, ids: Sequence[int], cache: ToyCache) -> int:
         start = cache.length
         assert start <= len(cache.ids), "positions were skipped"
-        assert start + len(ids) <= self.shape.context_length, "read past the context"
+        assert start + len(ids) <= self.context_length, "read past the context"
         self.reads.append((start, len(ids)))
         cache.ids[start:] = ids
         cache.length += len(ids)
         return start
 
-    def prefill(self, ids: Sequence[int], cache: ToyCache) -> None:
-        self._read(ids, cache)
+    def prefill(self, ids: Sequence[int], cache: ToyCache, stop: Stop | None = None) -> None:
+        for start in range(0, len(ids), PREFILL_CHUNK):
+            if stop is not None and stop():
+                return
+            self._read(ids[start : start + PREFILL_CHUNK], cache)
 
     def logits(self, ids: Sequence[int], cache: ToyCache) -> torch.Tensor:
         start = self._read(ids, cache)
@@ -101,7 +112,6 @@ def toy_pair(
         target=decoder,
         drafter=ModelDrafter(ToyDecoder(draft, draft_context_length), ids),
         end_ids=frozenset({eos, *extra_end_ids} - {None}),
-        cache=decoder.new_cache(),
     )
 
 

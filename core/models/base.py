@@ -1,0 +1,47 @@
+"""What the engine asks of a model: reads ids into a cache, gives logits, forgets by cropping.
+
+``core.models.decoder.Decoder`` and ``core.models.transformers_decoder.TransformersDecoder`` are such
+models. Knows no tokenizer, no sampling, no batch: a cache is one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+Stop = Callable[[], bool]  # asked between the chunks of a long prompt; True ends the reading there
+
+
+class Cache(Protocol):
+    """What a model has read of one sequence. ``length`` ids count; ``nbytes`` is the memory held now."""
+
+    length: int
+    nbytes: int
+
+    def crop(self, length: int) -> None:
+        """Forgets what was read beyond the first ``length`` ids; nothing where there is no more."""
+
+    def fork(self, length: int) -> Cache:
+        """A copy of its own of what was read of the first ``length`` ids."""
+
+
+class Scorer(Protocol):
+    """Holds ``context_length`` ids, reads ids below ``readable_ids``; its logits are ``vocabulary`` wide."""
+
+    context_length: int
+    vocabulary: int
+    readable_ids: int
+
+    def new_cache(self) -> Cache:
+        """An empty cache for one sequence."""
+
+    def prefill(self, ids: Sequence[int], cache: Cache, stop: Stop | None = None) -> None:
+        """Appends ``ids`` chunk by chunk, computing no logits; may be ended between chunks by ``stop``."""
+
+    def logits(self, ids: Sequence[int], cache: Cache) -> torch.Tensor:
+        """Appends ``ids`` and gives the logits after each: (len(ids), vocabulary) float32 on the CPU."""
+
+    def next_logits(self, ids: Sequence[int], cache: Cache) -> torch.Tensor:
+        """Appends ``ids`` and gives the logits after the last: (vocabulary,) float32 on the CPU."""
