@@ -64,6 +64,13 @@ class _KeptLayer(DynamicLayer):
             end = min(length, self.get_seq_length())
             self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
 
+    def fork(self, length: int) -> _KeptLayer:
+        """A copy of its own of the first ``length`` positions."""
+        copy = _KeptLayer()
+        if self.is_initialized:
+            copy.update(self.keys[:, :, :length], self.values[:, :, :length])
+        return copy
+
     @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._buffers) if self.is_initialized else 0
@@ -91,6 +98,13 @@ class TransformersCache:
         self.length = min(self.length, length)
         for layer in self.layers.layers:
             layer.keep(self.length)
+
+    @torch.inference_mode()
+    def fork(self, length: int) -> TransformersCache:
+        copy = TransformersCache()
+        copy.layers.layers = [layer.fork(length) for layer in self.layers.layers]
+        copy.length = min(self.length, length)
+        return copy
 
 
 class TransformersDecoder:

@@ -103,6 +103,18 @@ def test_caches_are_apart_and_know_their_size():
     close(decoder.next_logits([5], one), uncached(decoder, [*some_ids(40, 1), 5])[-1])
 
 
+def test_a_fork_goes_its_own_way(decoder):
+    first, second = some_ids(50, 1), some_ids(9, 2)
+    cache = decoder.new_cache()
+    decoder.prefill(first, cache)
+    other = cache.fork(30)
+    assert (cache.length, other.length) == (50, 30)
+    close(decoder.logits(second, other), uncached(decoder, first[:30] + second)[30:])
+    close(decoder.logits(second, cache), uncached(decoder, first + second)[50:])
+    assert cache.fork(1000).length == 59
+    assert decoder.new_cache().fork(5).length == 0
+
+
 def test_a_pass_that_fails_half_way_leaves_the_cache_as_it_was(monkeypatch):
     decoder = TransformersDecoder(make_model("llama", 1))
     ids = some_ids(20, 1)

@@ -1,0 +1,171 @@
+"""The form a model's weights take: NF4 and LLM.int8 by bitsandbytes, int8 and int4 by the project, or none.
+
+- ``nf4``: 4 bits, double quantisation, bfloat16 products (Dettmers et al. 2023, arXiv:2305.14314).
+- ``llm-int8``: LLM.int8 (Dettmers et al. 2022, arXiv:2208.07339) with threshold 0.0. Any other threshold
+  picks outlier columns over all rows of a pass at once, and the score of a token would depend on the drafts
+  behind it (docs/ENGINE.md, rule 13).
+- ``int8``, ``int4``: the project's products for a CPU (``core.models.linear``), put in place of the model's
+  own after it was loaded; the head is always int8, as heads suffer most.
+
+What really was quantised is counted after loading and said as it is (BQ-01). Knows nothing of where a model
+comes from or how it is read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from core.models.errors import LoadError
+from core.models.linear import FORMS, GROUP, best_form
+from core.models.spec import automatic_form
+
+BITSANDBYTES = {"nf4": "Linear4bit", "llm-int8": "Linear8bitLt"}  # form: bitsandbytes' class
+_SHOWN = {"llm-int8": "llm.int8"}  # where a reply's record has another name
+_SMALL = 3e9  # bytes in 16 bits below which a model on a card is left as it is
+_ROWS = 16  # the int4 kernel takes matrices whose rows are a multiple of this
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """What quantisation came to: the form as ``PairInfo`` names it, and the share of the weights it holds.
+
+    ``share`` is of the numbers in all matrices but embeddings and head.
+    """
+
+    form: str
+    share: float
+
+    def note(self, asked: str) -> str | None:
+        """A sentence where less was quantised than ``asked`` promises."""
+        if asked == "none" or self.share > 0.99:
+            return None
+        if self.form == "none":
+            return f"Nothing in this model could be quantised as {asked}, so it runs unquantised."
+        return f"Only {self.share:.0%} of this model's weights could be quantised as {asked}."
+
+
+def choose_form(asked: str, device: str, draft: bool, bytes_16bit: int | None, gguf: bool = False) -> str:
+    """The form ("none", "int8", "int4", "nf4", "llm-int8") that ``asked`` (``spec.QUANTIZE``) means here.
+
+    ``bytes_16bit`` are the weights' in 16 bits, None where unknown. Raises LoadError for what cannot be had.
+    """
+    if asked == "auto":
+        return _automatic(device, draft, bytes_16bit, gguf)
+    if device == "cuda":
+        if asked == "int4":
+            raise LoadError("int4 is Redline's own form for CPUs: on a CUDA card choose --quantize nf4.")
+        asked = "llm-int8" if asked == "int8" else asked
+    if asked in BITSANDBYTES:
+        if gguf:
+            raise LoadError(
+                f"A GGUF file cannot be loaded as {asked}: choose --quantize none"
+                f"{'' if device == 'cuda' else ' or int8'}, or name the original model instead of the file."
+            )
+        if not _has_bitsandbytes():
+            raise LoadError(
+                f"{asked} needs the package bitsandbytes: run `pip install bitsandbytes`, or choose --quantize none."
+            )
+    if asked in ("int8", "int4") and best_form(asked) != asked:
+        raise LoadError(f"This processor has no fast {asked} products: choose --quantize none or nf4.")
+    return asked
+
+
+def _automatic(device: str, draft: bool, bytes_16bit: int | None, gguf: bool) -> str:
+    form = automatic_form(device, draft)
+    if form in BITSANDBYTES:
+        small = bytes_16bit is not None and bytes_16bit < _SMALL
+        return "none" if small or gguf or not _has_bitsandbytes() else form
+    return form if form == "none" or best_form(form) == form else "none"
+
+
+def _has_bitsandbytes() -> bool:
+    return importlib.util.find_spec("bitsandbytes") is not None
+
+
+def loading_config(form: str):
+    """What ``from_pretrained`` takes as ``quantization_config`` for ``form``; None where it is to read plainly."""
+    from transformers import BitsAndBytesConfig
+
+    if form == "nf4":
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+    if form == "llm-int8":
+        # Its products are in float16 whatever comes in, and it says so at each one.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+    return None
+
+
+def apply(model, form: str) -> None:
+    """Puts the project's products in place of the model's own, where ``form`` is one of the project's.
+
+    Matrices that the int4 kernel cannot take become int8. The model is on a CPU and wholly loaded.
+    """
+    if form not in ("int8", "int4"):
+        return
+    head = model.get_output_embeddings()
+    for name, module in list(model.named_modules()):
+        if type(module) not in (nn.Linear, Conv1D):
+            continue
+        weight = module.weight.detach()
+        weight = weight.T.contiguous() if isinstance(module, Conv1D) else weight
+        fits = weight.shape[0] % _ROWS == 0 and weight.shape[1] % GROUP == 0
+        chosen = "int4" if form == "int4" and fits and module is not head else "int8"
+        model.set_submodule(name, PackedLinear(weight, module.bias, chosen))
+
+
+class PackedLinear(nn.Module):
+    """A product of ``core.models.linear`` where transformers expects a linear layer.
+
+    ``weight`` (out, in) is packed, not kept. Gives the dtype it was given.
+    """
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, form: str):
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.form = form
+        self.product = FORMS[form](weight)
+        self.bias = bias
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.product(x.reshape(-1, self.in_features).float()).view(*x.shape[:-1], self.out_features)
+        return (y if self.bias is None else y + self.bias).to(x.dtype)
+
+
+def count(model) -> Quantised:
+    """What of ``model``, as it is now, is quantised, by looking at its modules and not at its config."""
+    head = model.get_output_embeddings()
+    sizes: dict[str, int] = {}
+    plain = 0
+    for module in model.modules():
+        if module is head or isinstance(module, nn.Embedding):
+            continue
+        form = _form_of(module)
+        if form:
+            sizes[form] = sizes.get(form, 0) + module.in_features * module.out_features
+        else:
+            plain += sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
+    if not sizes:
+        return Quantised("none", 0.0)
+    form = max(sizes, key=sizes.__getitem__)
+    return Quantised(_SHOWN.get(form, form), sum(sizes.values()) / (sum(sizes.values()) + plain))
+
+
+def _form_of(module: nn.Module) -> str | None:
+    if isinstance(module, PackedLinear):
+        return module.form
+    for form, name in BITSANDBYTES.items():
+        # The weight as it is says more than the class, which stands there before anything is quantised.
+        if type(module).__name__ == name and module.weight.dtype in (torch.uint8, torch.int8):
+            return getattr(module.weight, "quant_type", form) if form == "nf4" else form
+    return None
