@@ -15,6 +15,8 @@ class ChatTokenizer(ToyTokenizer):
     """Messages become their lower-case letters, each one id; other characters are left out."""
 
     chat_template = "letters"
+    added_tokens_decoder: dict = {}
+    bos_token_id = None
 
     def apply_chat_template(self, messages, tokenize=False, add_generation_prompt=True, **options) -> str:
         return "".join(message["content"] for message in messages)
