@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
@@ -68,7 +67,10 @@ def build_embedded_pair(
     say("Warming up", None)
     warm_up(target, drafter)
     say("Reading the tokenizer", None)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    # Not AutoTokenizer, which gives the same here but imports model code for a second first.
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     generation = json.loads((folder / "generation_config.json").read_text())
     return Pair(
         info=PairInfo(
