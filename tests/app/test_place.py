@@ -1,0 +1,58 @@
+"""Case DB-05: the record goes where it lasts, and where it does not, the page says so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.place import NOT_LASTING, is_lasting, place_of_record
+
+SPACE = {"SPACE_ID": "someone/redline"}
+USUAL = Path("/home/user/app/data/redline.db")
+
+
+def under(*places: Path):
+    """Volumes mounted at ``places``."""
+    return lambda path: any(path.is_relative_to(place) for place in places)
+
+
+def test_elsewhere_nothing_changes(tmp_path):
+    assert place_of_record(None, USUAL, {}, tmp_path, under(tmp_path)) == (USUAL, None)
+    asked = tmp_path / "own.db"
+    assert place_of_record(asked, USUAL, {}, tmp_path, under()) == (asked, None)
+
+
+def test_a_space_with_storage_keeps_the_record_there(tmp_path):
+    place = place_of_record(None, USUAL, SPACE, tmp_path, under(tmp_path))
+    assert place == (tmp_path / "redline.db", None)
+
+
+def test_what_was_asked_for_comes_first(tmp_path):
+    asked = tmp_path / "volume" / "own.db"
+    assert place_of_record(asked, USUAL, SPACE, tmp_path, under(tmp_path)) == (asked, None)
+    asked = Path("/home/user/own.db")
+    assert place_of_record(asked, USUAL, SPACE, tmp_path, under(tmp_path)) == (asked, NOT_LASTING)
+
+
+def test_a_space_without_storage_says_that_the_record_is_lost(tmp_path):
+    assert place_of_record(None, USUAL, SPACE, tmp_path / "no-data", under()) == (USUAL, NOT_LASTING)
+    # A folder of that name inside the container is no storage.
+    assert place_of_record(None, USUAL, SPACE, tmp_path, under()) == (USUAL, NOT_LASTING)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="rights as POSIX has them")
+def test_storage_that_cannot_be_written_to_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    assert place_of_record(None, USUAL, SPACE, tmp_path, under(tmp_path)) == (USUAL, NOT_LASTING)
+
+
+def test_another_file_system_than_the_root_is_lasting():
+    assert not is_lasting(Path("/no/such/folder/redline.db"))
+    assert not is_lasting(Path("/"))
+    mounts = [Path(p) for p in ("/proc", "/dev", "/sys") if os.path.ismount(p)]
+    if not mounts:
+        pytest.skip("nothing is mounted here")
+    assert is_lasting(mounts[0])
+    assert is_lasting(mounts[0] / "not-there.db")
