@@ -1,7 +1,7 @@
 """Where the record is kept, and whether it lasts there: a Space loses its own disk at each restart.
 
-Knows what a Space says of itself (``SPACE_ID``) and its file systems; nothing of the store or the page. See
-case DB-05 in tests, and docs/SPACE.md.
+Knows what a Space says of itself (``SPACE_ID``) and its file systems; nothing of the page. See case DB-05 in
+tests, and docs/SPACE.md.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-MOUNT = Path("/data")  # where a Space's persistent storage is put unless its owner says otherwise
+from core.store import default_path
+
+MOUNT = Path("/data")  # where a Space's storage is attached unless its owner says otherwise
 
 NOT_LASTING = (
     "The record of this Space is lost when it restarts: attach storage at /data, or name a file on a lasting"
@@ -25,20 +27,21 @@ def is_lasting(path: Path) -> bool:
 
 
 def place_of_record(
-    asked: Path | None,
-    otherwise: Path,
+    flag: Path | None,
     environment: Mapping[str, str],
     mount: Path = MOUNT,
     lasting: Callable[[Path], bool] = is_lasting,
-) -> tuple[Path, str | None]:
-    """The database's file and, on a Space where it will not last, a sentence about that.
+) -> tuple[Path, tuple[str, ...]]:
+    """The database's file, and sentences for the page where it will not last.
 
-    ``asked`` is what a flag or a variable names, ``otherwise`` the usual file. On a Space with storage at
-    ``mount`` that can be written to, the file goes there unless another was asked for.
+    ``flag`` comes first, then ``REDLINE_DB``; then, on a Space with storage at ``mount`` that can be written
+    to, a file there; then the usual file of this checkout.
     """
-    path = asked or otherwise
+    named = environment.get("REDLINE_DB", "").strip()
+    asked = flag or (Path(named).expanduser() if named else None)
+    path = asked or default_path()
     if not environment.get("SPACE_ID"):
-        return path, None
+        return path, ()
     if asked is None and mount.is_dir() and lasting(mount) and os.access(mount, os.W_OK):
-        path = mount / otherwise.name
-    return path, None if lasting(path) else NOT_LASTING
+        path = mount / path.name
+    return path, () if lasting(path) else (NOT_LASTING,)

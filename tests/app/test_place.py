@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from app.place import NOT_LASTING, is_lasting, place_of_record
+from core.store import default_path
 
 SPACE = {"SPACE_ID": "someone/redline"}
-USUAL = Path("/home/user/app/data/redline.db")
+LOST = (NOT_LASTING,)
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch):
+    monkeypatch.delenv("REDLINE_DB", raising=False)
 
 
 def under(*places: Path):
@@ -19,33 +25,34 @@ def under(*places: Path):
 
 
 def test_elsewhere_nothing_changes(tmp_path):
-    assert place_of_record(None, USUAL, {}, tmp_path, under(tmp_path)) == (USUAL, None)
+    assert place_of_record(None, {}, tmp_path, under(tmp_path)) == (default_path(), ())
     asked = tmp_path / "own.db"
-    assert place_of_record(asked, USUAL, {}, tmp_path, under()) == (asked, None)
+    assert place_of_record(asked, {}, tmp_path, under()) == (asked, ())
+    assert place_of_record(None, {"REDLINE_DB": str(asked)}, tmp_path, under()) == (asked, ())
 
 
 def test_a_space_with_storage_keeps_the_record_there(tmp_path):
-    place = place_of_record(None, USUAL, SPACE, tmp_path, under(tmp_path))
-    assert place == (tmp_path / "redline.db", None)
+    place = place_of_record(None, SPACE, tmp_path, under(tmp_path))
+    assert place == (tmp_path / "redline.db", ())
 
 
 def test_what_was_asked_for_comes_first(tmp_path):
     asked = tmp_path / "volume" / "own.db"
-    assert place_of_record(asked, USUAL, SPACE, tmp_path, under(tmp_path)) == (asked, None)
-    asked = Path("/home/user/own.db")
-    assert place_of_record(asked, USUAL, SPACE, tmp_path, under(tmp_path)) == (asked, NOT_LASTING)
+    variable = {**SPACE, "REDLINE_DB": str(asked)}
+    assert place_of_record(None, variable, tmp_path, under(tmp_path)) == (asked, ())
+    flag = Path("/home/user/own.db")
+    assert place_of_record(flag, variable, tmp_path, under(tmp_path)) == (flag, LOST)
 
 
 def test_a_space_without_storage_says_that_the_record_is_lost(tmp_path):
-    assert place_of_record(None, USUAL, SPACE, tmp_path / "no-data", under()) == (USUAL, NOT_LASTING)
+    assert place_of_record(None, SPACE, tmp_path / "no-data", under()) == (default_path(), LOST)
     # A folder of that name inside the container is no storage.
-    assert place_of_record(None, USUAL, SPACE, tmp_path, under()) == (USUAL, NOT_LASTING)
+    assert place_of_record(None, SPACE, tmp_path, under()) == (default_path(), LOST)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="rights as POSIX has them")
 def test_storage_that_cannot_be_written_to_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
-    assert place_of_record(None, USUAL, SPACE, tmp_path, under(tmp_path)) == (USUAL, NOT_LASTING)
+    assert place_of_record(None, SPACE, tmp_path, under(tmp_path)) == (default_path(), LOST)
 
 
 def test_another_file_system_than_the_root_is_lasting():
