@@ -1,7 +1,8 @@
 """Pairs that are known to go together, with what a person wants to know before downloading gigabytes.
 
-Each model is described by its published ``config.json``; parameters, memory and download sizes are computed from
-that. Knows nothing of what is on this machine, downloads nothing, and imports neither torch nor transformers.
+Each model is described by its published ``config.json``; parameters, memory and download sizes are computed
+from that. Knows nothing of what is on this machine, downloads nothing, and imports neither torch nor
+transformers.
 
 Run: ``python -m core.models.catalogue`` prints the table.
 """
@@ -20,7 +21,9 @@ PUBLISHED_BYTES = 2  # a weight, as all of these are published
 
 @dataclass(frozen=True)
 class Model:
-    """One model of the catalogue. ``head_published``: its files hold the head though it is the embedding again."""
+    """One model of the catalogue. ``head_published``: its files hold the head though it is the embedding
+    again.
+    """
 
     repo: str
     config: dict[str, object]
@@ -108,7 +111,7 @@ _LLAMA31_8B = Model(
 
 @dataclass(frozen=True)
 class Entry:
-    """A pair of the catalogue. ``gated``: its page asks for a login and consent before the files can be had."""
+    """A pair of the catalogue. ``gated``: its files are given only to accounts with access."""
 
     name: str
     title: str
@@ -210,7 +213,7 @@ def spec(name: str) -> PairSpec:
 
 
 def fitting(free_bytes: int, device: str = "cuda", gated: bool = False) -> Entry | None:
-    """The pair with the largest target that fits into ``free_bytes``, gated ones only if asked for; or None."""
+    """The pair with the largest target that fits into ``free_bytes``; gated ones only where asked for."""
     fits = [
         entry
         for entry in CATALOGUE.values()

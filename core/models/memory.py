@@ -15,9 +15,9 @@ from pathlib import Path
 
 from core.models.errors import LoadError
 
-# Bytes for one weight of a linear layer, by form (``core.models.spec.QUANTIZE``). "nf4" with double quantisation
-# is 4 bits + 8 bits for every 64 weights; the forms of the project keep a scale for every row or group; the rest
-# is for alignment and for what a kernel keeps beside them. "none" is as wide as the dtype.
+# Bytes for one weight of a linear layer, by form (``core.models.spec.QUANTIZE``). "nf4" with double
+# quantisation is 4 bits + 8 bits for every 64 weights; the forms of the project keep a scale for every row or
+# group; the rest is for alignment and for what a kernel keeps beside them. "none" is as wide as the dtype.
 WEIGHT_BYTES = {"nf4": 0.55, "int4": 0.65, "llm-int8": 1.05, "int8": 1.1}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -31,9 +31,9 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 class Size:
     """What a model is made of, in numbers, not bytes.
 
-    ``parameters`` counts a tied head once; ``linear`` are those in the layers' matrices, which a quantised form
-    shrinks (embedding, head, norms and biases stay as wide as the dtype); ``cache`` is how many numbers one token
-    adds to the KV cache.
+    ``parameters`` counts a tied head once; ``linear`` are those in the layers' matrices, which a quantised
+    form shrinks (embedding, head, norms and biases stay as wide as the dtype); ``cache`` is how many numbers
+    one token adds to the KV cache.
     """
 
     parameters: int
@@ -86,9 +86,9 @@ def needed_bytes(
     context: int = CONTEXT,
     parameters: int | None = None,
 ) -> int | None:
-    """Bytes for a model's weights in ``form`` and a KV cache of ``context`` tokens (less where the model holds
-    fewer); without a configuration that can be counted, from ``parameters`` as if all were in linear layers.
-    None where neither is known. ``OVERHEAD`` comes to it once for a pair.
+    """Bytes for a model's weights in ``form`` and a KV cache of ``context`` tokens (less where the model
+    holds fewer); without a configuration that can be counted, from ``parameters`` as if all were in linear
+    layers. None where neither is known. ``OVERHEAD`` comes to it once for a pair.
     """
     size = size_of(config)
     if size is None:
@@ -100,8 +100,9 @@ def needed_bytes(
 
 
 def free_bytes(device: str) -> int | None:
-    """Memory that can still be had on "cpu" (of this process's control group, where that is less) or "cuda" (of
-    the current card); None where nobody can tell."""
+    """Memory that can still be had on "cpu" (of this process's control group, where that is less) or "cuda"
+    (of the current card); None where nobody can tell.
+    """
     if device == "cuda":
         import torch
 
@@ -126,7 +127,8 @@ def _left_in_groups(root: Path, membership: Path) -> Iterable[int]:
         else:
             continue
         group = top / path.strip("/")
-        # In a container the path may be the host's, of which only the root can be seen: missing ones are passed over.
+        # In a container the path may be the host's, of which only the root can be seen: missing ones are
+        # passed over.
         for folder in [group, *(parent for parent in group.parents if parent.is_relative_to(top))]:
             left = _left(folder, limit, used)
             if left is not None:

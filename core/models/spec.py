@@ -24,7 +24,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 Kind = Literal["embedded", "hub", "folder", "gguf"]
 
-# As the hub writes them: owner and name of letters, digits, ".", "_" and "-", then perhaps a branch, tag or commit.
+# As the hub writes them: owner and name of letters, digits, ".", "_" and "-", then perhaps a branch, tag or
+# commit.
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./+-]+))?", re.ASCII)
 
 # The flags by name: what stands for the value, and help. The first three choose the pair.
@@ -112,7 +113,8 @@ def hub_id(source: str) -> tuple[str, str | None]:
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds --pair, --target, --draft, --quantize, --draft-quantize, --device and --dtype.
 
-    Values stay text, None where not given: ``pair_spec`` checks them, with one sentence for what cannot be used.
+    Values stay text, None where not given: ``pair_spec`` checks them, with one sentence for what cannot be
+    used.
     """
     group = parser.add_argument_group("the pair (without these, the one that comes with Redline)")
     for name, (metavar, text) in _HELP.items():
@@ -130,11 +132,12 @@ def variable(name: str) -> str:
 
 def pair_spec(given: argparse.Namespace, environment: Mapping[str, str]) -> PairSpec | None:
     """The pair asked for by flags, else by REDLINE_PAIR, REDLINE_TARGET, REDLINE_DRAFT, REDLINE_QUANTIZE,
-    REDLINE_DRAFT_QUANTIZE, REDLINE_DEVICE and REDLINE_DTYPE (empty: not set); None where nothing was asked for.
+    REDLINE_DRAFT_QUANTIZE, REDLINE_DEVICE and REDLINE_DTYPE (empty: not set); None where nothing was asked
+    for.
 
     A pair named by flags sets aside the one of the environment as a whole, so that halves of two pairs never
-    mix. A target whose draft is not named gets the draft of its catalogue pair, or stands alone; quantisation,
-    device or dtype without a pair are the embedded pair's. Raises SpecError.
+    mix. A target whose draft is not named gets the draft of its catalogue pair, or stands alone;
+    quantisation, device or dtype without a pair are the embedded pair's. Raises SpecError.
     """
     asked, origin = _asked(given, environment)
     if not asked:

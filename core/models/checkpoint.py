@@ -1,0 +1,349 @@
+"""What a source is before its weights are touched: a hub id, a folder, a GGUF file or the embedded model.
+
+``inspect`` fetches small files only (configuration and tokenizer) and refuses what can be refused from them;
+``fetch`` gets the weights; ``fingerprint`` identifies them by content. Knows nothing of pairs, of
+quantisation or of how a model runs.
+
+Run: ``python -m core.models.checkpoint SOURCE`` prints what it finds.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from core.models import Progress, hub
+from core.models.embedded import prepare_embedded, target_fingerprint
+from core.models.errors import LoadError
+from core.models.gguf_header import read_header
+from core.models.memory import gigabytes, size_of
+from core.models.spec import Kind, SpecError, hub_id, source_kind
+from core.models.weights import ADAPTER, INDEX, WeightFile, combined, parameters_in, sha256, weight_names
+
+CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+# What configuration and tokenizer consist of; nothing among them is a program or a pickle.
+SMALL = (
+    CONFIG,
+    GENERATION,
+    INDEX,
+    "tokenizer*.json",
+    "tokenizer.model*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.*",
+    "spiece.model",
+    "*.tiktoken",
+)
+_LICENCE = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One model as found. ``folder`` holds configuration and tokenizer (for GGUF: the file itself,
+    ``gguf_file``), and the weights once they are ``cached``, which says that nothing is left to download.
+
+    ``config`` is the content of config.json (of a GGUF: its header in the same words), ``generation_config``
+    that of generation_config.json or empty. ``revision`` is the hub's commit. ``licence``, ``gated`` and
+    ``parameters`` are None where they are not known. ``quantized`` is the form the weights are stored in, if
+    they are: transformers' quant_method or llama.cpp's file type.
+    """
+
+    source: str
+    kind: Kind
+    folder: Path
+    config: dict
+    weights: tuple[WeightFile, ...]
+    gguf_file: str | None = None
+    revision: str | None = None
+    generation_config: dict | None = None
+    licence: str | None = None
+    gated: bool | None = None
+    parameters: int | None = None
+    cached: bool = True
+    quantized: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What people call it: the last part of its source."""
+        if self.kind == "embedded":
+            return "SmolLM2-135M-Instruct"
+        if self.kind == "hub":
+            return hub_id(self.source)[0].split("/")[1]
+        return Path(self.gguf_file).stem if self.gguf_file else self.folder.name
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the files that hold the weights."""
+        return sum(file.size for file in self.weights)
+
+
+def _silent(sentence: str, fraction: float | None) -> None:
+    """Where nobody watches."""
+
+
+def inspect(source: str, progress: Progress | None = None) -> Checkpoint:
+    """What ``source`` is; of a hub's model only small files are fetched, of the embedded one all (it is
+    small).
+
+    Raises LoadError for what is not there, not whole, or cannot be used: adapters, pickle, code of its own.
+    """
+    progress = progress or _silent
+    try:
+        kind = source_kind(source)
+    except SpecError as error:
+        raise LoadError(str(error)) from error
+    if kind == "embedded":
+        return replace(_folder(source, prepare_embedded(progress)), kind="embedded")
+    if kind == "hub":
+        return _hub(source, progress)
+    path = Path(source).expanduser().absolute()
+    return _gguf(source, path, progress) if kind == "gguf" else _folder(source, path)
+
+
+# --- Where it lies -----------------------------------------------------------------------------------------
+
+
+def _hub(source: str, progress: Progress) -> Checkpoint:
+    repo, revision = hub_id(source)
+    progress(f"Asking the hub about {repo}", None)
+    repository = hub.look_up(repo, revision)
+    names = repository.files.keys()
+    if CONFIG not in names:
+        raise LoadError(_no_config(repo, names))
+    small = [
+        file
+        for name, file in repository.files.items()
+        if "/" not in name and any(fnmatch.fnmatchcase(name, pattern) for pattern in SMALL)
+    ]
+    folder = repository.snapshot or hub.download(
+        repository, small, progress, f"Fetching configuration and tokenizer of {repo}"
+    )
+    config = _config(repo, folder)
+    try:
+        weights = _weights(repo, folder, names, repository.files)
+    except LoadError:
+        if repository.fault is not None:  # the cache has small files only: what is missing is on the hub
+            raise repository.fault from None
+        raise
+    cached = all(hub.is_cached(repository, file) for file in weights)
+    return Checkpoint(
+        source=source,
+        kind="hub",
+        folder=folder,
+        config=config,
+        weights=weights,
+        revision=repository.revision,
+        generation_config=_json(repo, folder / GENERATION, needed=False),
+        licence=repository.licence,
+        gated=repository.gated,
+        parameters=repository.parameters or _counted(config),
+        cached=cached,
+        quantized=_quantized(config),
+    )
+
+
+def _folder(source: str, folder: Path) -> Checkpoint:
+    if not folder.is_dir():
+        there = "is a file, not a folder" if folder.exists() else "does not exist"
+        raise LoadError(f"{folder} {there}: name the folder of a model, with its {CONFIG}.")
+    try:
+        files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+    except OSError as error:
+        raise LoadError(f"{folder} cannot be read: {(error.strerror or str(error)).lower()}.") from error
+    if CONFIG not in files:
+        raise LoadError(_no_config(str(folder), files))
+    config = _config(str(folder), folder)
+    known = {name: WeightFile(name, size) for name, size in files.items()}
+    weights = _weights(str(folder), folder, files, known)
+    return Checkpoint(
+        source=source,
+        kind="folder",
+        folder=folder,
+        config=config,
+        weights=weights,
+        generation_config=_json(str(folder), folder / GENERATION, needed=False),
+        licence=_licence(folder),
+        parameters=_counted(config) or parameters_in(str(folder), [folder / file.name for file in weights]),
+        quantized=_quantized(config),
+    )
+
+
+def _gguf(source: str, path: Path, progress: Progress) -> Checkpoint:
+    if not path.is_file():
+        raise LoadError(f"{path} does not exist: name a .gguf file on this disk.")
+    progress(f"Reading what {path.name} says of itself", None)
+    header = read_header(path)
+    return Checkpoint(
+        source=source,
+        kind="gguf",
+        folder=path.parent,
+        gguf_file=path.name,
+        config=header.config,
+        weights=(WeightFile(path.name, path.stat().st_size),),
+        licence=header.licence,
+        parameters=header.parameters,
+        quantized=header.quantized,
+    )
+
+
+# --- Small files -------------------------------------------------------------------------------------------
+
+
+def _json(source: str, path: Path, needed: bool = True) -> dict:
+    """The object in a JSON file; empty where there is none and none is needed. Raises LoadError."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("not an object")
+    except FileNotFoundError as error:
+        if needed:
+            raise LoadError(f"{source} has no {path.name}: fetch the model again.") from error
+        return {}
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from error
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path.name} of {source} is damaged: fetch the model again.") from error
+    return content
+
+
+def _config(source: str, folder: Path) -> dict:
+    """config.json of a model that the installed transformers can run without code of the model's own."""
+    from transformers import __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    config = _json(source, folder / CONFIG)
+    kind = config.get("model_type")
+    native = kind in CONFIG_MAPPING_NAMES
+    brought = config.get("auto_map") or {}
+    if "AutoModelForCausalLM" in brought and native:
+        # A known type may still name a class of its own.
+        known = {
+            name
+            for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+            for name in ([names] if isinstance(names, str) else names)
+        }
+        native = any(name in known for name in config.get("architectures") or ())
+    if native:
+        return config
+    if brought:
+        raise LoadError(
+            f"{source} needs code of its own to run (trust_remote_code), which Redline never runs: choose a "
+            "model that transformers knows."
+        )
+    if not isinstance(kind, str):
+        raise LoadError(f"{CONFIG} of {source} names no model_type, so it is no model of transformers.")
+    raise LoadError(
+        f"{source} is a {kind!r} model, which transformers {__version__} does not know: update transformers "
+        "or choose another model."
+    )
+
+
+def _no_config(source: str, names: Collection[str]) -> str:
+    """Why a source without config.json is refused."""
+    if ADAPTER not in names and not any(name.lower().endswith(".gguf") for name in names):
+        return f"{source} has no {CONFIG}, so it is no model of transformers: check the name."
+    try:
+        weight_names(source, names, None)
+    except LoadError as error:
+        return str(error)
+    return f"{source} has no {CONFIG}: fetch the model again."
+
+
+def _weights(
+    source: str, folder: Path, names: Collection[str], known: Mapping[str, WeightFile]
+) -> tuple[WeightFile, ...]:
+    index = _json(source, folder / INDEX) if INDEX in names else None
+    return tuple(known[name] for name in weight_names(source, names, index))
+
+
+def _counted(config: Mapping[str, object]) -> int | None:
+    size = size_of(config)
+    return size.parameters if size else None
+
+
+def _quantized(config: Mapping[str, object]) -> str | None:
+    stored = config.get("quantization_config")
+    method = stored.get("quant_method") if isinstance(stored, dict) else None
+    return str(method) if method else None
+
+
+def _licence(folder: Path) -> str | None:
+    """From the front matter of a model card."""
+    try:
+        card = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    if not card.startswith("---"):
+        return None
+    found = _LICENCE.search(card.split("\n---", 1)[0])
+    return found[1] if found else None
+
+
+# --- Weights -----------------------------------------------------------------------------------------------
+
+
+def fetch(checkpoint: Checkpoint, progress: Progress | None = None) -> Checkpoint:
+    """The checkpoint with its weights on this disk, checked to be whole; downloads what is missing from the
+    hub.
+
+    What was fetched stays after an interruption. Raises LoadError.
+    """
+    progress = progress or _silent
+    if checkpoint.gguf_file is not None:
+        return checkpoint  # reading its header has seen every tensor's place
+    paths = [checkpoint.folder / file.name for file in checkpoint.weights]
+    if checkpoint.kind == "hub" and not all(path.is_file() for path in paths):
+        repo = hub_id(checkpoint.source)[0]
+        repository = hub.Repository(
+            repo, checkpoint.revision, {file.name: file for file in checkpoint.weights}, checkpoint.folder
+        )
+        total = gigabytes(checkpoint.weight_bytes)
+        hub.download(repository, checkpoint.weights, progress, f"Fetching {repo} ({total})")
+    parameters_in(checkpoint.source, paths)
+    return replace(checkpoint, cached=True)
+
+
+def fingerprint(checkpoint: Checkpoint, progress: Progress | None = None) -> str:
+    """SHA-256 (hexadecimal) over the content of the weights: a single file's own, else over those of all
+    files.
+
+    Of a hub's files the hub says it; local ones are read once and remembered by path, size and time of
+    change, so that a changed file gives another fingerprint. Raises LoadError.
+    """
+    progress = progress or _silent
+    if checkpoint.kind == "embedded":
+        return target_fingerprint(checkpoint.folder)
+    return combined(
+        [file.sha256 or sha256(checkpoint.folder / file.name, progress) for file in checkpoint.weights]
+    )
+
+
+def main() -> None:
+    from core.terminal import progress_printer
+
+    if len(sys.argv) != 2:
+        sys.exit("Usage: python -m core.models.checkpoint SOURCE")
+    progress = progress_printer(sys.stderr)
+    try:
+        found = inspect(sys.argv[1], progress)
+    except LoadError as error:
+        progress("", None)
+        sys.exit(str(error))
+    progress("", None)
+    here = "here" if found.cached else "to download"
+    print(f"{found.name} ({found.kind}, {found.config.get('model_type')}) in {found.folder}")
+    print(f"weights {gigabytes(found.weight_bytes)} {here}, parameters {found.parameters or '–'}")
+    print(f"licence {found.licence or '–'}, gated {found.gated}, stored as {found.quantized or 'it is'}")
+
+
+if __name__ == "__main__":
+    main()
