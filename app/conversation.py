@@ -19,13 +19,15 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
+from app.answer import Answer
 from app.card import locate, token_details
 from app.loading import Loader
-from app.token_view import encode_reply_end, encode_reply_start, encode_round, encode_user
-from core.metrics import Figures, Tally, measured_speedup
-from core.records import Reply, Round, Settings
-from core.store import Store, StoredConversation, StoredReply
-from core.text import clean_text, fit_chat, prompt_limit
+from app.token_view import encode_user
+from core.chat import Prompt, as_message, fit_chat, prompt_limit
+from core.metrics import Figures, measured_speedup
+from core.records import PairInfo, Settings
+from core.store import Store, StoredConversation
+from core.text import clean_text
 
 log = logging.getLogger(__name__)
 
@@ -33,101 +35,11 @@ FIRST, REGENERATED, PLAIN = "first", "regenerated", "plain"
 PLAIN_CAPTION = "once more, plainly: the target alone"
 CONVERSATIONS_KEPT = 64  # in memory; older ones come back from the record
 SECONDS_TO_STOP = 15.0
+NOT_LOADED = "The models are not loaded yet."
 
 
 class Refused(Exception):
     """A reply cannot be begun now; the message is one sentence for the page."""
-
-
-class Answer:
-    """One reply to one question, while it is written and afterwards.
-
-    ``key`` names it in the token view; it is random, so that only who was shown it can ask for its
-    tokens' details. ``prompt_ids`` is None for a reply that came back from the record.
-    ``reply`` is None until it has ended; ``error`` is a sentence if it could not be written.
-    """
-
-    def __init__(
-        self, key: str, kind: str, settings: Settings, domain: str, prompt_ids: list[int] | None = None
-    ):
-        self.key, self.kind, self.settings, self.domain, self.prompt_ids = (
-            key,
-            kind,
-            settings,
-            domain,
-            prompt_ids,
-        )
-        self.rounds: list[Round] = []
-        self.reply: Reply | StoredReply | None = None
-        self.error: str | None = None
-        self.had_to_wait = False
-        self.dropped_messages = 0
-        self.generation: Any = None
-        self.cancel = threading.Event()
-        self.done = threading.Event()
-        self._tally, self._tallied = Tally(), 0
-        self._lock = threading.Lock()  # the page asks from several threads
-        self._note, self._drawn, self._drawn_rounds, self._drawn_end = "", "", 0, False
-
-    @property
-    def text(self) -> str:
-        """What the reply says so far, exactly."""
-        return self.reply.visible_text if self.reply else "".join(round.text for round in self.rounds)
-
-    @property
-    def finish_reason(self) -> str | None:
-        if self.reply:
-            return self.reply.finish_reason
-        return "error" if self.error else None
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        return self.reply.prompt_tokens if self.reply else len(self.prompt_ids or ()) or None
-
-    @property
-    def prefill_seconds(self) -> float | None:
-        """None while the prompt is read, or while another reply is waited for."""
-        return self.reply.prefill_seconds if self.reply else getattr(self.generation, "prefill_seconds", None)
-
-    @property
-    def ttft_seconds(self) -> float | None:
-        if self.reply:
-            return self.reply.ttft_seconds
-        prefill = self.prefill_seconds
-        return prefill + self.rounds[0].seconds if prefill is not None and self.rounds else None
-
-    @property
-    def context_tokens(self) -> int | None:
-        return self.rounds[-1].context_tokens if self.rounds else self.prompt_tokens
-
-    def figures(self) -> Figures:
-        """The figures of the rounds so far; each round is counted once, however often this is asked."""
-        with self._lock:
-            while self._tallied < len(self.rounds):
-                self._tally.add(self.rounds[self._tallied])
-                self._tallied += 1
-            return self._tally.figures()
-
-    def drawn(self, note: str = "") -> str:
-        """The reply so far in the token view's form, under ``note``; grows only, unless the note changes."""
-        with self._lock:
-            if not self._drawn or note != self._note:
-                self._note, self._drawn_rounds, self._drawn_end = note, 0, False
-                self._drawn = encode_reply_start(self.key, self.settings.temperature, note)
-            ended = self.done.is_set()  # asked first: no round comes after it
-            while self._drawn_rounds < len(self.rounds):
-                self._drawn += encode_round(self.rounds[self._drawn_rounds])
-                self._drawn_rounds += 1
-            if ended and not self._drawn_end:
-                self._drawn += self._end()
-                self._drawn_end = True
-            return self._drawn
-
-    def _end(self) -> str:
-        reply = self.reply
-        if reply is None:
-            return encode_reply_end(finish_reason="error", error=self.error)
-        return encode_reply_end(reply.visible_chars, reply.finish_reason, reply.tail, reply.error)
 
 
 @dataclass(eq=False)
@@ -204,7 +116,7 @@ class Conversation:
             if turn is until:
                 break
             if turn.kept is not None and turn.kept.text:
-                messages.append({"role": "assistant", "content": turn.kept.text})
+                messages.append(as_message(turn.kept.text, turn.kept.opening))
         return messages
 
     def drawn(self) -> str:
@@ -255,8 +167,8 @@ def rebuild(stored: StoredConversation) -> Conversation:
             conversation.turns.append(Turn(message.content, question_id=message.id))
         elif conversation.turns:
             for reply in message.replies:
-                answer = Answer(reply.id, reply.kind, reply.settings, reply.domain_choice)
-                answer.rounds, answer.reply = list(reply.rounds), reply
+                answer = Answer(reply.id, reply.kind, reply.settings, reply.domain_choice, reply.pair)
+                answer.rounds, answer.reply, answer.opening = list(reply.rounds), reply, reply.opening
                 answer.done.set()
                 conversation.last.answers.append(answer)
     return conversation
@@ -315,7 +227,9 @@ class Desk:
         """What the card of token ``i`` of a reply shows. Raises LookupError for what is not in memory."""
         answer = self._answers[key]
         round, index = locate(answer.rounds, i)
-        tokenizer = self.engine.pair.tokenizer if self.engine else None
+        tokenizer, engine = answer.tokenizer, self.engine
+        if tokenizer is None and engine is not None and _same_target(engine.pair.info, answer.info):
+            tokenizer = engine.pair.tokenizer
 
         def texts(ids: Sequence[int]) -> list[str]:
             return [tokenizer.decode([id]) if tokenizer else "" for id in ids]
@@ -329,31 +243,42 @@ class Desk:
 
         Raises Refused or PromptError, with nothing changed, if it cannot be begun.
         """
+        engine = self._engine()
         messages = [*conversation.messages(), {"role": "user", "content": question}]
-        prompt_ids, dropped = self._fit(messages, settings)
+        prompt = _fit(engine.pair, messages, settings)
         conversation.turns.append(Turn(question))
-        return self._begin(conversation, FIRST, settings, domain, record, prompt_ids, dropped)
+        return self._begin(conversation, FIRST, settings, domain, record, engine, prompt)
 
     def again(self, conversation: Conversation, settings: Settings, domain: str, record: bool) -> Answer:
         """Begin another answer to the last question. Raises as ``ask`` does."""
         if conversation.last is None:
             raise Refused("There is no reply to write again yet.")
-        prompt_ids, dropped = self._fit(conversation.messages(until=conversation.last), settings)
+        engine = self._engine()
+        prompt = _fit(engine.pair, conversation.messages(until=conversation.last), settings)
         kind = REGENERATED if conversation.last.answers else FIRST
-        return self._begin(conversation, kind, settings, domain, record, prompt_ids, dropped)
+        return self._begin(conversation, kind, settings, domain, record, engine, prompt)
 
     def again_plainly(self, conversation: Conversation, record: bool) -> Answer:
-        """Begin the last reply once more with the target alone: same prompt, seed and settings, K = 0."""
+        """Begin the last reply once more with the target alone: same prompt, seed and settings, K = 0.
+
+        Raises as ``ask`` does, and where another target is loaded since: the two would not compare.
+        """
         first = conversation.last.kept if conversation.last else None
         if first is None or not first.rounds:
             raise Refused("There is no reply to repeat yet.")
-        if first.settings.num_draft_tokens == 0:
+        if not first.drafted:
             raise Refused("This reply was written plainly already: there is nothing to compare it with.")
+        engine = self._engine()
+        if not _same_target(engine.pair.info, first.info):
+            raise Refused(
+                f"This reply was written with {first.info.target} as it ran then: "
+                "load that pair again to compare, or regenerate the reply."
+            )
         settings = dataclasses.replace(first.settings, num_draft_tokens=0)
-        prompt_ids, dropped = first.prompt_ids, first.dropped_messages
-        if prompt_ids is None:
-            prompt_ids, dropped = self._fit(conversation.messages(until=conversation.last), settings)
-        return self._begin(conversation, PLAIN, settings, first.domain, record, prompt_ids, dropped)
+        prompt = first.prompt
+        if prompt is None:
+            prompt = _fit(engine.pair, conversation.messages(until=conversation.last), settings)
+        return self._begin(conversation, PLAIN, settings, first.domain, record, engine, prompt)
 
     def set_system(self, conversation: Conversation, system: str) -> None:
         """Change what the model is told before the conversation, from the next reply on."""
@@ -385,20 +310,20 @@ class Desk:
             conversation.key,
             turn.question_id,
             answer.settings,
-            self.engine.pair.info,
+            answer.info,
             answer.domain,
             answer.prompt_tokens,
             kind=answer.kind,
             answers_reply_id=repeated.key if repeated else None,
+            opening=answer.opening,
         )
 
-    def _fit(self, messages: list[dict[str, str]], settings: Settings) -> tuple[list[int], int]:
-        if self.engine is None:
-            raise Refused("The models are not loaded yet.")
-        pair = self.engine.pair
-        messages = [{**message, "content": clean_text(message["content"])} for message in messages]
-        limit = prompt_limit(pair.info.context_length, settings.max_new_tokens)
-        return fit_chat(pair.tokenizer, messages, limit)
+    def _engine(self) -> Any:
+        """What writes the next reply; it writes that one to its end, whatever is loaded meanwhile."""
+        state = self.loader.state
+        if state.engine is None:
+            raise Refused(NOT_LOADED if state.loading else state.sentence)
+        return state.engine
 
     def _begin(
         self,
@@ -407,26 +332,27 @@ class Desk:
         settings: Settings,
         domain: str,
         record: bool,
-        prompt_ids: list[int],
-        dropped: int,
+        engine: Any,
+        prompt: Prompt,
     ) -> Answer:
         turn = conversation.last
-        answer = Answer(uuid.uuid4().hex, kind, settings, domain, prompt_ids)
-        answer.dropped_messages = dropped
+        stops = tuple(dict.fromkeys((*settings.stop, *prompt.stop)))
+        settings = dataclasses.replace(settings, stop=stops)
+        pair = engine.pair
+        answer = Answer(uuid.uuid4().hex, kind, settings, domain, pair.info, prompt, pair.tokenizer)
         if record:
             answer.key = self._record(conversation, answer)
         turn.answers.append(answer)
         self._answers[answer.key] = answer
         conversation.writing = answer
-        threading.Thread(target=self._write, args=(answer, record), name="reply", daemon=True).start()
+        threading.Thread(target=self._write, args=(engine, answer, record), name="reply", daemon=True).start()
         return answer
 
-    def _write(self, answer: Answer, record: bool) -> None:
-        engine = self.engine
+    def _write(self, engine: Any, answer: Answer, record: bool) -> None:
         try:
             answer.had_to_wait = engine.busy
             answer.generation = engine.generate(
-                answer.prompt_ids, answer.settings, cancel=answer.cancel, domain=answer.domain
+                answer.prompt.ids, answer.settings, cancel=answer.cancel, domain=answer.domain
             )
             with contextlib.closing(answer.generation):  # whatever happens here, the engine is free again
                 for round in answer.generation:
@@ -440,4 +366,15 @@ class Desk:
             log.exception("A reply failed")
             answer.error = f"The reply could not be written ({type(error).__name__}: {error})."
         finally:
+            answer.generation = None  # it would keep an engine that was given up in memory
             answer.done.set()
+
+
+def _fit(pair: Any, messages: list[dict[str, str]], settings: Settings) -> Prompt:
+    return fit_chat(pair.tokenizer, messages, prompt_limit(pair.info.context_length, settings.max_new_tokens))
+
+
+def _same_target(one: PairInfo, other: PairInfo) -> bool:
+    """Whether two replies' targets are the same weights in the same form on the same device."""
+    what = ("target_fingerprint", "quantization", "dtype", "device")
+    return all(getattr(one, name) == getattr(other, name) for name in what)

@@ -11,20 +11,17 @@ import json
 
 import gradio as gr
 
+from app.answer import Answer
 from app.card import UNDEFINED
-from app.conversation import Answer, Turn
+from app.conversation import Turn
 from app.display import as_html
 
+# The first ones stand two in a row; those in WIDE have a row of their own.
 FIGURES = (
     (
         "ttft",
         "First token",
         "Time to first token: from the start of reading the prompt to the end of the first round.",
-    ),
-    (
-        "prefill",
-        "Prefill",
-        "The time both models took to read the prompt, part of the time to first token.",
     ),
     ("speed", "Tokens/s", "Emitted tokens per second of the rounds, the prompt's time apart."),
     ("per_pass", "Per pass", "tokens_per_pass: emitted tokens out of target passes."),
@@ -36,18 +33,29 @@ FIGURES = (
     ),
     ("rounds", "Rounds", "One draft phase, one target pass, one commit each."),
     ("emitted", "Tokens", "Emitted tokens: accepted, resampled, bonus and plain."),
+    (
+        "finish",
+        "Ended",
+        "Why the reply ended: at the end-of-text token, a stop string, a limit, Stop or an error.",
+    ),
+    (
+        "prefill",
+        "Prefill",
+        "The time both models took to read what was new of the prompt, and its share of the reply's time.",
+    ),
+    (
+        "reused",
+        "Already read",
+        "Tokens at the prompt's beginning that were read for an earlier prompt and kept.",
+    ),
     ("context", "Context used", "Tokens of the prompt and the reply, out of those the target can hold."),
     (
         "seed",
         "Seed",
         "The seed of this reply: with it, the same settings and the same conversation give it again.",
     ),
-    (
-        "finish",
-        "Ended",
-        "Why the reply ended: at the end-of-text token, a stop string, a limit, Stop or an error.",
-    ),
 )
+WIDE = ("prefill", "reused", "context", "seed")
 
 ENDINGS = {
     "eos_token": "end of text",
@@ -61,12 +69,15 @@ ENDINGS = {
 SCRIPT = """
 const cells = {};
 for (const cell of element.querySelectorAll('[data-figure]')) cells[cell.dataset.figure] = cell;
+const note = element.querySelector('.figures-note'), meter = element.querySelector('.context-meter');
 function show() {
   const texts = JSON.parse(props.value || '{}');
   for (const name in cells) {
     const text = texts[name] ?? '\\u2013';
     if (cells[name].textContent !== text) cells[name].textContent = text;
   }
+  note.textContent = texts.note ?? '';
+  meter.value = texts.used ?? 0;
 }
 watch('value', show);
 show();
@@ -76,40 +87,68 @@ show();
 def FiguresPanel(**kw: object) -> gr.HTML:
     """The component; its value is what ``figures_value`` returns."""
     cells = "".join(
-        f"<div class='figure figure-{name}' title='{as_html(meaning)}'><dt>{label}</dt>"
+        f"<div class='figure{' wide' if name in WIDE else ''}' title='{as_html(meaning)}'><dt>{label}</dt>"
         f"<dd data-figure='{name}'>{UNDEFINED}</dd></div>"
+        + ("<progress class='context-meter' max='1' aria-hidden='true'></progress>" * (name == "context"))
         for name, label, meaning in FIGURES
     )
     meanings = "".join(f"<li><b>{label}</b> {as_html(meaning)}</li>" for _, label, meaning in FIGURES)
     template = (
         "<h2 class='margin-title'>This reply</h2>"
         f"<dl class='figures' aria-label='Figures of the current reply'>{cells}</dl>"
+        "<p class='figures-note' role='status'></p>"
         f"<details class='meanings'><summary>What these mean</summary><ul>{meanings}</ul></details>"
     )
     return gr.HTML("{}", html_template=template, js_on_load=SCRIPT, apply_default_css=False, **kw)
 
 
-def figures_value(answer: Answer | None, context_length: int | None) -> str:
-    """The panel's value: a JSON object of texts; what is undefined is left out and shown as "–"."""
+def figures_value(answer: Answer | None) -> str:
+    """The panel's value: a JSON object of texts; what is undefined is left out and shown as "–".
+
+    Beside them ``used``, the share of the context (0 to 1), and ``note``, a sentence where one is due.
+    """
     if answer is None:
         return "{}"
     figures = answer.figures()
-    context = answer.context_tokens
-    of_limit = f" of {context_length:,}" if context_length else ""
+    context, context_length = answer.context_tokens, answer.info.context_length
     texts = {
         "ttft": seconds(answer.ttft_seconds),
-        "prefill": seconds(answer.prefill_seconds),
         "speed": decimal(figures.tokens_per_second, 1),
         "rate": percent(figures.draft_acceptance_rate),
         "alpha": decimal(figures.alpha, 3),
         "per_pass": decimal(figures.tokens_per_pass, 2),
         "rounds": str(figures.rounds),
         "emitted": str(figures.emitted),
-        "context": None if context is None else f"{context:,}{of_limit}",
-        "seed": str(answer.settings.seed),
         "finish": ENDINGS.get(answer.finish_reason or "", answer.finish_reason),
+        "prefill": _prefill(answer),
+        "reused": _reused(answer),
+        "context": None if context is None else f"{context:,} of {context_length:,} tokens",
+        "seed": str(answer.settings.seed),
+        "used": None if context is None else context / context_length,
+        "note": _note(answer),
     }
     return json.dumps({name: text for name, text in texts.items() if text is not None})
+
+
+def _prefill(answer: Answer) -> str | None:
+    took, share = seconds(answer.prefill_seconds), answer.prefill_share
+    return took if took is None or share is None else f"{took}, {share:.0%} of the reply"
+
+
+def _reused(answer: Answer) -> str | None:
+    reused, prompt = answer.reused_tokens, answer.prompt_tokens
+    return None if reused is None or prompt is None else f"{reused:,} of {prompt:,} prompt tokens"
+
+
+def _note(answer: Answer) -> str | None:
+    """What the figures mean for drafting, where they say it plainly."""
+    share = answer.prefill_share
+    if not answer.done.is_set() or share is None or share <= 0.5 or not answer.drafted:
+        return None
+    return (
+        f"Reading the prompt took {share:.0%} of this reply's time. Drafting makes writing faster, not "
+        "reading, so it cannot help much here."
+    )
 
 
 def comparison(turn: Turn | None) -> str:

@@ -46,7 +46,7 @@ def serve(tmp_path: Path, port: int) -> Iterator[Callable[..., Served]]:
     def start(script="", *, load: Callable | None = None, personal: bool = True, **options) -> Served:
         engine = ToyEngine(script, **options)
         at = free_port() if served else port
-        served.append(Served(load or (lambda progress: engine), tmp_path / "record.db", personal, at))
+        served.append(Served(load or (lambda spec, progress: engine), tmp_path / "record.db", personal, at))
         return served[-1]
 
     yield start

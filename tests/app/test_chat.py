@@ -7,19 +7,21 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
+from app.answer import Answer
 from app.chat import READ, Chat, status
-from app.conversation import FIRST, Answer, Desk
+from app.conversation import FIRST, Desk
 from app.loading import Loader, LoadingState
+from core.chat import Prompt
 from core.records import Settings
 from core.store import Store
-from tests.app.toy import ToyEngine
+from tests.app.toy import PAIR, ToyEngine
 
 PANEL = (True, 4, 0.7, "0", "1", "512", "7", "", "auto", True)  # in the order of settings_panel.inputs
 
 
 @pytest.fixture
 def chat(tmp_path: Path) -> Chat:
-    loader = Loader(lambda progress: None)
+    loader = Loader(lambda spec, progress: None)
     loader.state = LoadingState("Ready.", 1.0, engine=ToyEngine("one two three " * 20, pause=0.02))
     with gr.Blocks(analytics_enabled=False):
         return Chat(Desk(loader, Store(tmp_path / "record.db")))
@@ -39,7 +41,7 @@ def test_a_reply_that_is_deleted_while_it_is_written_does_not_come_back(chat, do
 
 
 def test_between_stop_and_the_end_the_page_says_so():
-    answer = Answer("key", FIRST, Settings(), "auto", [1])
+    answer = Answer("key", FIRST, Settings(), "auto", PAIR, Prompt([1]))
     assert status(answer, None) == "Reading the prompt."
     answer.cancel.set()
     assert status(answer, None) == "Stopping."

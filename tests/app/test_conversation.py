@@ -25,7 +25,7 @@ class Loaded(Loader):
     """A loader that has its engine already."""
 
     def __init__(self, engine):
-        super().__init__(lambda progress: engine)
+        super().__init__(lambda spec, progress: engine)
         self.state = LoadingState("Ready.", 1.0, engine=engine)
 
 

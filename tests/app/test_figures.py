@@ -2,47 +2,66 @@ from __future__ import annotations
 
 import json
 
-from app.conversation import PLAIN, Answer, Turn
+from app.answer import Answer
+from app.conversation import PLAIN, Turn
 from app.figures import comparison, figures_value, seconds
+from core.chat import Prompt
 from core.records import Settings
-from tests.core.builders import reply_of, rounds_of
+from tests.core.builders import PAIR, reply_of, rounds_of
 
 
-def answer_of(*words: str, kind: str = "first", k: int = 4) -> Answer:
-    answer = Answer(kind, kind, Settings(seed=5, num_draft_tokens=k), "auto")
+def answer_of(*words: str, kind: str = "first", k: int = 4, **changes) -> Answer:
+    answer = Answer(kind, kind, Settings(seed=5, num_draft_tokens=k), "auto", PAIR)
     answer.rounds = rounds_of(*words)
-    answer.reply = reply_of(answer.rounds)
+    answer.reply = reply_of(answer.rounds, **changes)
     answer.done.set()
     return answer
 
 
 def test_figures_of_a_reply():
-    texts = json.loads(figures_value(answer_of("aaab", "axdr"), 8192))
+    texts = json.loads(figures_value(answer_of("aaab", "axdr", reused_tokens=4)))
     assert texts == {
         "ttft": "938 ms",  # 62.5 ms of prefill and the first round's 0.875 s
-        "prefill": "62 ms",
+        "prefill": "62 ms, 3% of the reply",
+        "reused": "4 of 10 prompt tokens",
         "speed": "3.4",  # 6 tokens in 1.75 s
         "rate": "66.7%",
         "alpha": "0.750",
         "per_pass": "3.00",
         "rounds": "2",
         "emitted": "6",
-        "context": "16 of 8,192",
+        "context": "16 of 8,192 tokens",
+        "used": 16 / 8192,
         "seed": "5",
         "finish": "end of text",
     }
 
 
 def test_what_is_undefined_is_left_out():
-    texts = json.loads(figures_value(answer_of("p", "p", k=0), 8192))
+    texts = json.loads(figures_value(answer_of("p", "p", k=0)))
     assert "rate" not in texts and "alpha" not in texts and texts["per_pass"] == "1.00"
-    assert figures_value(None, None) == "{}"
+    assert figures_value(None) == "{}"
 
 
 def test_figures_while_the_prompt_is_read():
-    answer = Answer("key", "first", Settings(seed=5), "auto", [1, 2, 3])
-    texts = json.loads(figures_value(answer, 100))
-    assert texts == {"rounds": "0", "emitted": "0", "context": "3 of 100", "seed": "5"}
+    answer = Answer("key", "first", Settings(seed=5), "auto", PAIR, Prompt([1, 2, 3]))
+    texts = json.loads(figures_value(answer))
+    assert texts == {
+        "rounds": "0",
+        "emitted": "0",
+        "context": "3 of 8,192 tokens",
+        "used": 3 / 8192,
+        "seed": "5",
+    }
+
+
+def test_where_reading_the_prompt_takes_most_of_the_time_the_page_says_that_drafting_cannot_help():
+    # A round with drafts takes 0.875 s.
+    for prefill, said in ((0.5, False), (1.75, True)):
+        texts = json.loads(figures_value(answer_of("aaab", prefill_seconds=prefill)))
+        assert ("note" in texts) is said
+    assert "Reading the prompt took 67% of this reply's time." in texts["note"]
+    assert "note" not in json.loads(figures_value(answer_of("p", k=0, prefill_seconds=1.75)))
 
 
 def test_the_comparison_is_measured():

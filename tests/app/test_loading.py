@@ -1,9 +1,17 @@
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
-from app.loading import Loader
+import pytest
+
+from app.loading import Loader, LoadingRefused
 from core.models.errors import LoadError
+
+
+class Engine:
+    """Stands for an engine: something that can be told from others and watched."""
 
 
 def finished(loader: Loader) -> Loader:
@@ -17,59 +25,93 @@ def finished(loader: Loader) -> Loader:
 def test_progress_then_engine():
     seen, engine = [], object()
 
-    def load(progress):
+    def load(spec, progress):
         progress("Unpacking.", 0.5)
-        seen.append(loader.state)
+        seen.append((spec, loader.state))
         return engine
 
     loader = Loader(load)
     assert loader.state.engine is None
-    loader.start()
-    assert finished(loader).state.engine is engine
-    assert (seen[0].sentence, seen[0].fraction) == ("Unpacking.", 0.5)
+    loader.start("a pair")
+    assert finished(loader).state.engine is engine and not loader.state.loading
+    ((spec, state),) = seen
+    assert (spec, state.sentence, state.fraction, state.loading) == ("a pair", "Unpacking.", 0.5, True)
+    assert loader.state.number > state.number
 
 
 def test_a_failure_is_its_sentence_and_can_be_tried_again():
     attempts = []
 
-    def load(progress):
-        attempts.append(1)
+    def load(spec, progress):
+        attempts.append(spec)
         if len(attempts) == 1:
             raise LoadError("There is no network: connect once, then start again.")
         return "engine"
 
     loader = Loader(load)
-    loader.start()
-    state = finished(loader).state
+    loader.start("a pair", wait=True)
+    state = loader.state
     assert state.failed and state.sentence == "There is no network: connect once, then start again."
-    loader.start()
-    assert finished(loader).state.engine == "engine"
-    loader.start()
-    finished(loader)
-    assert len(attempts) == 2
+    loader.start(state.spec, wait=True)
+    assert loader.state.engine == "engine" and not loader.state.failed
+    assert attempts == ["a pair", "a pair"]
 
 
 def test_a_fault_of_ours_is_told_too():
-    def load(progress):
+    def load(spec, progress):
         raise KeyError("weights")
 
     loader = Loader(load)
-    loader.start()
-    state = finished(loader).state
-    assert state.failed and "KeyError" in state.sentence
+    loader.start(wait=True)
+    assert loader.state.failed and "KeyError" in loader.state.sentence
 
 
-def test_starting_twice_loads_once():
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_was_loaded_answers_until_the_next_is_ready_and_after_a_failure(fails):
+    during = []
+
+    def load(spec, progress):
+        progress("Reading the weights.", 0.5)
+        during.append(loader.state.engine)
+        if fails and spec == "big":
+            raise LoadError("The memory does not suffice.")
+        return f"engine of {spec}"
+
+    loader = Loader(load)
+    loader.start("small", wait=True)
+    loader.start("big", wait=True)
+    assert during == [None, "engine of small"]
+    assert loader.state.engine == ("engine of small" if fails else "engine of big")
+    assert loader.state.failed is fails and loader.state.spec == "big"
+
+
+def test_a_second_choice_while_loading_is_refused_in_words():
     gate, attempts = threading.Event(), []
 
-    def load(progress):
-        attempts.append(1)
+    def load(spec, progress):
+        attempts.append(spec)
         gate.wait(10)
         return "engine"
 
     loader = Loader(load)
-    loader.start()
-    loader.start()
+    loader.start("one")
+    for attempt in (lambda: loader.start("two"), loader.unload):
+        with pytest.raises(LoadingRefused, match="Another pair is being loaded"):
+            attempt()
     gate.set()
     finished(loader)
-    assert attempts == [1]
+    assert attempts == ["one"] and loader.state.engine == "engine"
+
+
+def test_an_engine_that_was_given_up_is_gone():
+    released = []
+    loader = Loader(lambda spec, progress: Engine(), lambda: released.append(gc.collect()))
+    loader.start(wait=True)
+    first = weakref.ref(loader.state.engine)
+    loader.start(wait=True)
+    assert first() is None and loader.state.engine is not None
+    second = weakref.ref(loader.state.engine)
+    count = len(released)
+    loader.unload()
+    assert second() is None and len(released) > count
+    assert loader.state.engine is None and not loader.state.failed and "Models" in loader.state.sentence

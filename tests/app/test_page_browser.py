@@ -343,7 +343,7 @@ def test_a_database_that_cannot_be_written_is_a_notice_and_no_more(serve, tab, t
 def test_the_page_is_up_while_the_pair_loads_and_a_failure_can_be_retried(serve, tab):
     gate, attempts = threading.Event(), []
 
-    def load(progress):
+    def load(spec, progress):
         attempts.append(1)
         progress("Fetching the model (37 of 93 MB).", 0.4)
         assert gate.wait(20)

@@ -12,6 +12,7 @@ Run: ``python -m tests.app.toy [PORT]`` serves the page with it on 127.0.0.1.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import tempfile
@@ -36,6 +37,9 @@ class ToyTokenizer:
 
     eos_token_id = 0
     all_special_ids = (0,)
+    bos_token_id = None
+    added_tokens_decoder: dict = {}
+    chat_template = "see apply_chat_template"
 
     def __init__(self) -> None:
         self._pieces = [END]
@@ -66,6 +70,8 @@ class ToyTokenizer:
 class ToyPair:
     def __init__(self, info: PairInfo = PAIR) -> None:
         self.info, self.tokenizer = info, ToyTokenizer()
+        self.suggested: dict[str, float] = {}
+        self.notes: tuple[str, ...] = ()
 
 
 class ToyEngine:
@@ -85,6 +91,12 @@ class ToyEngine:
         self.pause, self.gate, self.fail_after = pause, gate, fail_after
         self.lock = threading.Lock()
         self.prompts: list[str] = []
+        self.read: list[int] = []  # ids of the last prompt and its reply: what a kept cache would hold
+        self.cache_limit = 64 << 20
+
+    @property
+    def cache_bytes(self) -> int:
+        return len(self.read) << 12
 
     @property
     def busy(self) -> bool:
@@ -101,6 +113,7 @@ class ToyGeneration:
     ) -> None:
         self.engine, self.prompt_ids, self.settings, self.cancel = engine, prompt_ids, settings, cancel
         self.prompt_tokens, self.prefill_seconds, self.reply = len(prompt_ids), None, None
+        self.reused_tokens: int | None = None
         self._domains = DomainTracker(domain)
         self._rounds = self._run()
 
@@ -121,7 +134,7 @@ class ToyGeneration:
                 break
         else:
             try:
-                self.prefill_seconds = 0.025
+                self._prefill()
                 prompt = self.engine.pair.tokenizer.decode(self.prompt_ids)
                 question = re.findall(r"<user>(.*?)</user>", prompt, re.DOTALL)[-1]
                 ids = self.engine.pair.tokenizer.ids(self.engine.script(question)) + [0]
@@ -146,6 +159,13 @@ class ToyGeneration:
                 self.reply = self._reply(rounds, reason, error)
                 self.engine.lock.release()
         self.reply = self.reply or self._reply(rounds, reason, error)
+
+    def _prefill(self) -> None:
+        """Reads in no time what the engine has read already."""
+        pairs = zip(self.prompt_ids[:-1], self.engine.read, strict=False)
+        self.reused_tokens = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self.engine.read = self.prompt_ids
+        self.prefill_seconds = 0.025 * (1 - self.reused_tokens / self.prompt_tokens)
 
     def _round(self, index: int, ids: list[int], emitted: int) -> tuple[Round, list[int]]:
         k = self.settings.num_draft_tokens
@@ -230,6 +250,7 @@ class ToyGeneration:
             ttft_seconds=prefill + rounds[0].seconds if rounds else None,
             seconds=prefill + sum(round.seconds for round in rounds),
             num_rounds=len(rounds),
+            reused_tokens=self.reused_tokens or 0,
         )
 
 
@@ -260,7 +281,7 @@ def main() -> None:
     from app.page import build, launch
     from core.store import Store
 
-    def load(progress):
+    def load(spec, progress):
         for step in range(10):
             progress("Unpacking the toy.", step / 10)
             time.sleep(0.2)
