@@ -69,7 +69,8 @@ def choose_form(asked: str, device: str, draft: bool, bytes_16bit: int | None, g
             )
         if not _has_bitsandbytes():
             raise LoadError(
-                f"{asked} needs the package bitsandbytes: run `pip install bitsandbytes`, or choose --quantize none."
+                f"{asked} needs the package bitsandbytes: run `pip install bitsandbytes`, or choose "
+                "--quantize none."
             )
     if asked in ("int8", "int4") and best_form(asked) != asked:
         raise LoadError(f"This processor has no fast {asked} products: choose --quantize none or nf4.")
@@ -89,7 +90,7 @@ def _has_bitsandbytes() -> bool:
 
 
 def loading_config(form: str):
-    """What ``from_pretrained`` takes as ``quantization_config`` for ``form``; None where it is to read plainly."""
+    """What ``from_pretrained`` takes as ``quantization_config`` for ``form``; None where it takes nothing."""
     from transformers import BitsAndBytesConfig
 
     if form == "nf4":
