@@ -1,4 +1,4 @@
-"""Where the page is served: flags and environment, checked before anything heavy is imported.
+"""Where the page is served, and with which pair: flags and environment, checked before heavy imports.
 
 Gradio reads ``GRADIO_SERVER_PORT`` while it is imported and fails there on a senseless value, and
 asks its own server through whatever proxy the environment names. So this module settles host,
@@ -17,6 +17,8 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.models.spec import PairSpec, SpecError, add_pair_arguments, pair_spec
+
 DEFAULT_PORT = 7860
 PORTS_TO_TRY = 100
 NOT_OURS = (errno.EADDRNOTAVAIL, 10049)  # the second is what Windows says
@@ -29,7 +31,9 @@ class LaunchError(Exception):
 
 @dataclass(frozen=True)
 class Options:
-    """What was asked for. ``port_is_fixed``: it came as a flag, so no other port will do."""
+    """What was asked for. ``port_is_fixed``: it came as a flag, so no other port will do. ``pair`` None: the
+    machine decides.
+    """
 
     host: str
     port: int
@@ -37,6 +41,7 @@ class Options:
     db: Path | None
     share: bool
     on_space: bool
+    pair: PairSpec | None
 
     @property
     def personal(self) -> bool:
@@ -57,7 +62,8 @@ def _port(name: str, text: str) -> int:
 def parse_options(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> Options:
     """Flags over environment over defaults; an empty variable counts as not set.
 
-    Raises LaunchError for a port that is none. Unknown flags end the program as argparse does.
+    Raises LaunchError for a port that is none and a pair that makes no sense. Unknown flags end the program
+    as argparse does.
     """
     parser = argparse.ArgumentParser(
         prog="app.py", description="Redline: watch speculative decoding at work."
@@ -68,6 +74,7 @@ def parse_options(arguments: Sequence[str] | None, environment: Mapping[str, str
         "--db", type=Path, metavar="FILE", help="database of the record (default: data/redline.db)"
     )
     parser.add_argument("--share", action="store_true", help="also open a public Gradio link")
+    add_pair_arguments(parser)
     flags = parser.parse_args(arguments)
     on_space = bool(environment.get("SPACE_ID"))
     host = flags.host or environment.get("GRADIO_SERVER_NAME", "").strip()
@@ -78,6 +85,10 @@ def parse_options(arguments: Sequence[str] | None, environment: Mapping[str, str
         port = _port("GRADIO_SERVER_PORT", port_variable)
     else:
         port = DEFAULT_PORT
+    try:
+        pair = pair_spec(flags, environment)
+    except SpecError as error:
+        raise LaunchError(str(error)) from error
     return Options(
         host=host or ("0.0.0.0" if on_space else "127.0.0.1"),
         port=port,
@@ -85,6 +96,7 @@ def parse_options(arguments: Sequence[str] | None, environment: Mapping[str, str
         db=flags.db,
         share=flags.share,
         on_space=on_space,
+        pair=pair,
     )
 
 

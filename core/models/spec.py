@@ -31,7 +31,7 @@ _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./+-]+))?"
 # The flags by name: what stands for the value, and help. The first three choose the pair.
 _CHOOSING = ("pair", "target", "draft")
 _HELP = {
-    "pair": ("NAME", "a pair of the catalogue (core.models.catalogue), or embedded"),
+    "pair": ("NAME", "{pairs} (python -m core.models.catalogue describes them)"),
     "target": ("MODEL", "the big model: a hub id owner/name[@revision], a folder, a .gguf file, or embedded"),
     "draft": ("MODEL", "the small model, named likewise; none for the target alone"),
     "quantize": (
@@ -116,9 +116,12 @@ def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
     Values stay text, None where not given: ``pair_spec`` checks them, with one sentence for what cannot be
     used.
     """
+    from core.models.catalogue import CATALOGUE  # which makes PairSpecs, and so imports this module
+
+    pairs = ", ".join([EMBEDDED, *CATALOGUE])
     group = parser.add_argument_group("the pair (without these, the one that comes with Redline)")
     for name, (metavar, text) in _HELP.items():
-        group.add_argument(_flag(name), metavar=metavar, help=text)
+        group.add_argument(_flag(name), metavar=metavar, help=text.format(pairs=pairs))
 
 
 def _flag(name: str) -> str:
@@ -168,7 +171,7 @@ def _asked(
 
 def _chosen(asked: Mapping[str, str], origin: Mapping[str, str]) -> PairSpec:
     """The pair, with its own forms."""
-    from core.models.catalogue import CATALOGUE, spec  # which makes PairSpecs, and so imports this module
+    from core.models.catalogue import CATALOGUE, spec
 
     if "pair" in asked:
         for name in ("target", "draft"):

@@ -39,6 +39,14 @@ def test_flags_win_over_the_environment():
     assert not options.personal  # others reach it
 
 
+def test_the_pair_is_asked_for_by_flags_or_variables():
+    assert parse_options([], {}).pair is None
+    assert parse_options(["--target", "embedded", "--quantize", "nf4"], {}).pair.quantize == "nf4"
+    assert parse_options([], {"REDLINE_PAIR": "qwen3-8b", "SPACE_ID": "a/b"}).pair.name == "qwen3-8b"
+    with pytest.raises(LaunchError, match="--draft needs a target"):
+        parse_options(["--draft", "a/b"], {})
+
+
 def test_an_empty_variable_counts_as_not_set():
     options = parse_options([], {"GRADIO_SERVER_PORT": "", "GRADIO_SERVER_NAME": " "})
     assert (options.host, options.port) == ("127.0.0.1", 7860)
@@ -91,6 +99,8 @@ def test_a_proxy_is_never_asked_for_our_own_address():
         ([], {"GRADIO_SERVER_PORT": "abc"}, "GRADIO_SERVER_PORT must be a port number"),
         (["--port", "890900"], {}, "--port must be a port number"),
         (["--host", "192.0.2.1"], {}, "is not an address of this computer"),
+        (["--pair", "nope"], {}, "There is no pair 'nope': choose one of embedded,"),
+        ([], {"REDLINE_QUANTIZE": "4bit"}, "REDLINE_QUANTIZE must be one of auto,"),
     ],
 )
 def test_the_program_ends_with_one_sentence_and_status_2(arguments, variables, said):
