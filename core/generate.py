@@ -26,11 +26,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from core.chat import fit_chat, prompt_limit
 from core.domains import CHOICES
 from core.metrics import Figures, summarize
 from core.models.embedded import load_embedded
@@ -38,7 +39,7 @@ from core.models.errors import LoadError
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
 from core.settings import SettingsError, parse_settings
 from core.terminal import PlainWriter, RedlineWriter, legend, printable, progress_printer
-from core.text import PromptError, clean_text, fit_chat, prompt_limit
+from core.text import PromptError, clean_text
 
 if TYPE_CHECKING:
     from core.models.pair import Pair
@@ -282,15 +283,18 @@ def answer(pair: Pair, request: Request) -> int:
     from core.engine import Engine
 
     limit = prompt_limit(pair.info.context_length, request.settings.max_new_tokens)
-    ids, dropped = fit_chat(pair.tokenizer, request.messages, limit)
-    if dropped:
-        print(f"The oldest {dropped} messages do not fit and were left out.", file=sys.stderr)
+    prompt = fit_chat(pair.tokenizer, request.messages, limit)
+    if prompt.dropped_messages:
+        print(f"The oldest {prompt.dropped_messages} messages do not fit and were left out.", file=sys.stderr)
+    for note in prompt.notes:
+        print(note, file=sys.stderr)
+    settings = replace(request.settings, stop=(*request.settings.stop, *prompt.stop))
     marked = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     colour = not os.environ.get("NO_COLOR")
     writer = _writer(request, marked, colour)
     cancel = threading.Event()
     rounds: list[Round] = []
-    generation = Engine(pair).generate(ids, request.settings, cancel=cancel, domain=request.domain)
+    generation = Engine(pair).generate(prompt.ids, settings, cancel=cancel, domain=request.domain)
     with _interrupts_set(cancel), contextlib.closing(generation):
         with contextlib.suppress(KeyboardInterrupt):
             for round_ in generation:

@@ -1,6 +1,6 @@
-"""Between text and token ids: the chat template, a streaming detokeniser, stop strings.
+"""Between token ids and text: a streaming detokeniser, labels, stop strings, end-of-text ids.
 
-Knows a Hugging Face tokenizer and nothing of models or sampling.
+Knows a Hugging Face tokenizer and nothing of models or sampling; prompts are made in ``core.chat``.
 """
 
 from __future__ import annotations
@@ -25,39 +25,6 @@ def clean_text(text: str) -> str:
     except UnicodeEncodeError:
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text.replace("\0", REPLACEMENT)
-
-
-def encode_chat(tokenizer, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """Ids of a chat ({"role", "content"} each) through the tokenizer's template, reply header included."""
-    text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def prompt_limit(context_length: int, max_new_tokens: int) -> int:
-    """How many ids a prompt may take: the reply keeps the room it may need, at most half the context."""
-    return context_length - min(max_new_tokens, context_length // 2)
-
-
-def fit_chat(tokenizer, messages: Sequence[Mapping[str, str]], limit: int) -> tuple[list[int], int]:
-    """Ids of as much of a chat as fits into ``limit`` ids, and how many messages were left out.
-
-    The rule: the system message and the newest turns stay; the oldest turns go, question and answer
-    together. Raises PromptError when the system message and the newest question alone are too long.
-    """
-    system = [m for m in messages[:1] if m["role"] == "system"]
-    turns = list(messages[len(system) :])
-    dropped = 0
-    while True:
-        ids = encode_chat(tokenizer, system + turns[dropped:])
-        if len(ids) <= limit:
-            return ids, dropped
-        later_questions = [i for i in range(dropped + 1, len(turns)) if turns[i]["role"] == "user"]
-        if not later_questions:
-            raise PromptError(
-                f"The message is too long: it takes {len(ids):,} tokens with its system prompt and the model"
-                f" has room for {limit:,}; please shorten it."
-            )
-        dropped = later_questions[0]
 
 
 def end_token_ids(tokenizer, *configs: Mapping | None) -> frozenset[int]:

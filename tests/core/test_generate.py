@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from core.chat import fit_chat
 from core.engine import Engine
 from core.generate import InputError, json_line, main, parse_request, read_messages, reply_row, round_row
 from core.metrics import FIGURE_NAMES
 from core.models.errors import LoadError
 from core.records import Fate, PairInfo, Settings, Token
 from core.settings import SettingsError
-from core.text import fit_chat
 from tests.core.builders import assert_identities, reply_of, round_of, rounds_of, token
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +70,8 @@ def test_it_is_the_engines_reply_to_the_pages_prompt(run, capsys, embedded_pair)
     reply = strict_json(capsys.readouterr().out.splitlines()[-1])
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": ASK[1]}]
     settings = Settings(temperature=0.9, top_p=0.9, max_new_tokens=TOKENS, seed=1)
-    ids, _ = fit_chat(embedded_pair.tokenizer, messages, embedded_pair.info.context_length - TOKENS)
+    limit = embedded_pair.info.context_length - TOKENS
+    ids = fit_chat(embedded_pair.tokenizer, messages, limit).ids
     generation = Engine(embedded_pair).generate(ids, settings)
     for _ in generation:
         pass

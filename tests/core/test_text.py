@@ -11,16 +11,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from core.text import (
     REPLACEMENT,
     Detokenizer,
-    PromptError,
     StopStrings,
     clean_text,
     decode,
-    encode_chat,
     end_token_ids,
-    fit_chat,
     label,
-    prompt_limit,
 )
+from core.transcript import Transcript
 
 
 @pytest.fixture(scope="module")
@@ -124,26 +121,18 @@ def test_labels_of_special_tokens(smol):
     assert label(smol, 10**6) == "⟨id 1000000⟩"
 
 
+def test_a_special_token_in_the_stream_shows_its_name_and_no_text(smol):
+    """And is counted once, like any other."""
+    ids = smol("Hello there", add_special_tokens=False)["input_ids"]
+    transcript = Transcript(smol, [1, 7], frozenset({2}), [], 100, "auto")
+    pieces = [transcript.push(token_id) for token_id in [*ids, 0, 2]]
+    assert [piece.label for piece in pieces] == [None] * len(ids) + ["<|endoftext|>", "<|im_end|>"]
+    assert "".join(piece.text for piece in pieces) == transcript.newly_safe() == "Hello there"
+    assert transcript.finish_reason == "eos_token" and transcript.emitted == len(ids) + 2
+
+
 def test_end_ids_are_a_union(smol):
     assert end_token_ids(smol, {"eos_token_id": [1, 106]}, {"eos_token_id": 7}, None, {}) == {2, 1, 106, 7}
-
-
-def test_chat_and_what_is_dropped_when_it_does_not_fit(smol):
-    system = {"role": "system", "content": "Be brief."}
-    turns = [
-        {"role": role, "content": f"{role} {n} " + "word " * 20}
-        for n in range(3)
-        for role in ("user", "assistant")
-    ][:-1]
-    whole = encode_chat(smol, [system, *turns])
-    assert smol.decode(whole).endswith("<|im_start|>assistant\n")
-    assert fit_chat(smol, [system, *turns], len(whole)) == (whole, 0)
-    ids, dropped = fit_chat(smol, [system, *turns], len(whole) - 1)
-    assert dropped == 2 and ids == encode_chat(smol, [system, *turns[2:]])
-    ids, dropped = fit_chat(smol, [system, *turns], 60)
-    assert dropped == 4 and ids == encode_chat(smol, [system, turns[-1]])
-    with pytest.raises(PromptError, match="please shorten"):
-        fit_chat(smol, [system, *turns], 20)
 
 
 @pytest.mark.parametrize("pieces", [["abcEND"], ["ab", "cE", "ND"], ["abcEN", "D tail"], list("abcEND")])
@@ -177,8 +166,3 @@ def test_db_04_what_can_be_stored_of_text_that_utf_8_cannot_hold():
     assert clean_text("a\x00b") == "a\ufffdb"
     assert clean_text("\ud83d\ude00") == "😀"
     assert clean_text("plain é 你好") == "plain é 你好"
-
-
-def test_a_reply_keeps_its_room_but_never_more_than_half_the_context():
-    assert prompt_limit(8192, 512) == 7680
-    assert prompt_limit(100, 512) == 50
