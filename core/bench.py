@@ -3,8 +3,9 @@
     python -m core.bench [--k 3]... [--prompts 3] [--max-new-tokens 128] [--repeats 3] [--temperature 0 0.8]
         [--against transformers] [--json FILE]
 
-Runs code and prose prompts of ``data/prompts`` plainly, with each K, and with the peer, one after the other
-within every repeat, so that a disturbance of the machine meets them alike; everything is warmed up first.
+Runs code and prose prompts of ``data/prompts`` plainly, with each K, and with the peer (alone, and with the
+same draft at K = 2, 4 and 8: ``core.bench_peer``), one after the other within every repeat, so that a
+disturbance of the machine meets them alike; everything is warmed up first.
 Prints medians over the repeats with their range, ratios taken within a repeat, the acceptance figures, the
 time outside model passes, single passes by number of rows, predicted and measured speed-up, and a sentence
 that says whether speculation pays off. ``--json`` writes the same figures, and those of every reply.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import platform
@@ -35,6 +37,7 @@ import torch
 import transformers
 
 from core.bench_report import (
+    ASSISTED_K,
     DOMAINS,
     PEER,
     Case,
@@ -46,11 +49,13 @@ from core.bench_report import (
     Spread,
     as_json,
     as_text,
+    assisted_name,
     how_name,
 )
+from core.chat import encode_chat
 from core.engine import Engine
 from core.models import Progress
-from core.models.embedded import load_embedded, prepare_embedded
+from core.models.embedded import DRAFT_FILE, load_embedded, prepare_embedded
 from core.models.errors import LoadError
 from core.models.pair import Pair
 from core.prompts import Prompt, load_prompts
@@ -100,55 +105,14 @@ def redline(engine: Engine, k: int) -> Run:
     return run
 
 
-class _Clock(transformers.generation.streamers.BaseStreamer):
-    """Notes when each token comes; ``generate`` first hands the prompt over."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.times.append(time.perf_counter())
-
-    def end(self) -> None:
-        pass
-
-
-def peer(model: torch.nn.Module, end_ids: frozenset[int]) -> Run:
-    """Runs transformers' ``generate``, told to sample as Redline does."""
-    end = sorted(end_ids)
+def peer(generate: Callable[..., dict[str, float]], end_ids: frozenset[int], **assistance: object) -> Run:
+    """Runs the peer (``core.bench_peer.generate`` of a model), told to sample as Redline does."""
 
     def run(
         prompt: Prompt, ids: Sequence[int], temperature: float, max_new_tokens: int, repeat: int
     ) -> Sample:
-        sampling = {"do_sample": False}
-        if temperature:
-            sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        batch = torch.tensor([list(ids)])
-        clock = _Clock()
-        with torch.random.fork_rng():
-            torch.manual_seed(repeat)
-            start = time.perf_counter()
-            out = model.generate(
-                batch,
-                attention_mask=torch.ones_like(batch),
-                max_new_tokens=max_new_tokens,
-                eos_token_id=end,
-                pad_token_id=end[0],
-                streamer=clock,
-                **sampling,
-            )
-            stop = time.perf_counter()
-        first = clock.times[1]
-        return Sample(
-            repeat=repeat,
-            prompt=prompt.id,
-            prompt_tokens=len(ids),
-            tokens=out.shape[1] - len(ids) - 1,  # the first one came with the prompt
-            decode_seconds=stop - first,
-            prefill_seconds=None,
-            ttft_seconds=first - start,
-            seconds=stop - start,
-        )
+        times = generate(ids, end_ids, temperature, max_new_tokens, repeat, **assistance)
+        return Sample(repeat=repeat, prompt=prompt.id, prompt_tokens=len(ids), prefill_seconds=None, **times)
 
     return run
 
@@ -315,12 +279,19 @@ def choose_prompts(count: int) -> list[Prompt]:
     return [prompt for prompts in of_domain for prompt in prompts[:count]]
 
 
-def peer_model(say: Progress) -> torch.nn.Module:
-    """The target's weights as transformers runs them, in bfloat16. Raises LoadError."""
+def peer_runs(pair: Pair, say: Progress) -> dict[str, Run]:
+    """The same target in transformers, alone and with the same draft at each K. Raises LoadError."""
+    from core import bench_peer
+
     folder = prepare_embedded(say)
     say("Reading the same weights with transformers", None)
-    transformers.utils.logging.disable_progress_bar()
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    model = bench_peer.target_model(folder)
+    assistant = bench_peer.assistant_model(model, DRAFT_FILE)
+    generate = functools.partial(bench_peer.generate, model)
+    return {PEER: peer(generate, pair.end_ids)} | {
+        assisted_name(k): peer(generate, pair.end_ids, assistant=assistant, num_draft_tokens=k)
+        for k in ASSISTED_K
+    }
 
 
 def bench(options: Options, pair: Pair, say: Progress) -> Report:
@@ -333,7 +304,7 @@ def bench(options: Options, pair: Pair, say: Progress) -> Report:
     engine = Engine(pair, cache_bytes=0)  # every prompt is read anew, as the peer reads it
     runs = {how_name(k): redline(engine, k) for k in (0, *options.k)}
     if options.against == PEER:
-        runs[PEER] = peer(peer_model(say), pair.end_ids)
+        runs |= peer_runs(pair, say)
     samples = measure(runs, prompts, options.temperatures, options.max_new_tokens, options.repeats, say)
     say("Timing single passes", None)
     max_rows = max(FEWEST_ROWS_TIMED, max(options.k) + 1)

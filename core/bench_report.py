@@ -17,6 +17,7 @@ from core.records import Round
 
 DOMAINS = ("code", "prose")
 PLAIN, PEER = "plain", "transformers"
+ASSISTED_K = (2, 4, 8)  # of the peer's assisted generation; it is compared by the best of them
 MILLI = 1e3  # seconds to milliseconds
 
 
@@ -82,7 +83,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is compared: ``how`` is "plain", "K = 4" or "transformers"."""
+    """What is compared: ``how`` is "plain", "K = 4", "transformers" or "transformers, K = 4"."""
 
     domain: str
     temperature: float
@@ -112,6 +113,11 @@ Samples = dict[Case, list[Sample]]
 
 def how_name(k: int) -> str:
     return f"K = {k}" if k else PLAIN
+
+
+def assisted_name(k: int) -> str:
+    """The peer with the draft as its assistant."""
+    return f"{PEER}, K = {k}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,13 +217,15 @@ def parts(rounds: Sequence[Round], k: int) -> Parts | None:
 class CaseFigures:
     """What the samples of one case come to. Speeds, times and shares are spreads over the repeats.
 
-    ``times_plain`` and ``times_transformers`` compare within a repeat; ``usual_round`` is a round of the K
+    ``times_plain``, ``times_transformers`` and ``times_assisted`` (the peer's best K in this case) compare
+    within a repeat; ``usual_round`` is a round of the K
     that was set. Undefined figures are None: of the peer all that needs rounds.
     """
 
     tokens_per_second: Spread | None
     times_plain: Spread | None
     times_transformers: Spread | None
+    times_assisted: Spread | None
     tokens_per_reply: float
     prefill_seconds: Spread | None
     ttft_seconds: Spread | None
@@ -229,11 +237,13 @@ class CaseFigures:
 def case_figures(all_samples: Samples, case: Case) -> CaseFigures:
     samples = all_samples[case]
     against = all_samples.get(dataclasses.replace(case, how=PEER))
+    assisted = best_assisted(all_samples, case)
     rounds = all_rounds(samples)
     return CaseFigures(
         tokens_per_second=spread(rates(samples)),
         times_plain=speedups(samples, all_samples[dataclasses.replace(case, how=PLAIN)]),
         times_transformers=speedups(samples, against) if against else None,
+        times_assisted=speedups(samples, assisted) if assisted else None,
         tokens_per_reply=statistics.mean(s.tokens for s in samples),
         prefill_seconds=spread(s.prefill_seconds for s in samples),
         ttft_seconds=spread(s.ttft_seconds for s in samples),
@@ -241,6 +251,14 @@ def case_figures(all_samples: Samples, case: Case) -> CaseFigures:
         usual_round=parts(rounds, max((round_.num_draft_tokens for round_ in rounds), default=0)),
         outside_share=outside_shares(samples),
     )
+
+
+def best_assisted(all_samples: Samples, case: Case) -> list[Sample] | None:
+    """The peer's samples at the K that was fastest in this case; None where it was not measured."""
+    each = [all_samples.get(dataclasses.replace(case, how=assisted_name(k))) for k in ASSISTED_K]
+    measured = [(spread(rates(samples)), samples) for samples in each if samples]
+    known = [(rate.median, samples) for rate, samples in measured if rate]
+    return max(known, key=lambda one: one[0])[1] if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +365,7 @@ def _case_name(case: Case) -> str:
 
 
 def _speed_section(report: Report) -> Iterator[str]:
-    columns = 5 if report.options.against else 4
+    columns = 6 if report.options.against else 4
     rows = [
         [
             _case_name(case),
@@ -355,11 +373,13 @@ def _speed_section(report: Report) -> Iterator[str]:
             shown(figures.times_plain, ".2f"),
             shown(figures.tokens_per_reply),
             shown(figures.times_transformers, ".2f"),
+            shown(figures.times_assisted, ".2f"),
         ][:columns]
         for case, figures in report.figures.items()
     ]
     yield "Speed: tokens/s after the prompt was read, and how many times others' in the same repeat"
-    yield table(["", "tokens/s", "× plain", "tokens a reply", f"× {PEER}"][:columns], rows)
+    header = ["", "tokens/s", "× plain", "tokens a reply", f"× {PEER}", "× its best assisted"]
+    yield table(header[:columns], rows)
 
 
 def _speculation_section(report: Report) -> Iterator[str]:

@@ -6,7 +6,7 @@ import pytest
 
 from core import bench
 from core.bench import BenchError, main, parse_options
-from core.bench_report import PEER, PLAIN
+from core.bench_report import PEER, PLAIN, assisted_name
 from core.records import Settings
 from core.settings import SettingsError
 
@@ -42,19 +42,25 @@ def test_a_tiny_run_reports_everything(embedded_pair, embedded_home, monkeypatch
     monkeypatch.setattr(bench, "PASS_REPEATS", 2)
     monkeypatch.setattr(bench, "FEWEST_ROWS_TIMED", 3)
     monkeypatch.setattr(bench, "WARM_UP_TOKENS", 1)
+    monkeypatch.setattr(bench, "ASSISTED_K", (2,))
     out = tmp_path / "bench.json"
-    arguments = "--k 1,3 --prompts 1 --max-new-tokens 5 --repeats 1 --temperature 0.8 --against transformers"
+    arguments = "--k 1,3 --prompts 1 --max-new-tokens 6 --repeats 1 --temperature 0.8 --against transformers"
     assert main([*arguments.split(), "--json", str(out)], load=lambda progress: embedded_pair) == 0
     said = capsys.readouterr().out
     for words in ("On code, speculation", "On prose, speculation", "target, 4 rows", "draft step", "prefill"):
         assert words in said
     report = json.loads(out.read_text(encoding="utf-8"))
     assert report["machine"]["torch_threads"] >= 1
-    assert {case["how"] for case in report["cases"]} == {PLAIN, "K = 1", "K = 3", PEER}
+    assisted = {assisted_name(2)}
+    assert {case["how"] for case in report["cases"]} == {PLAIN, "K = 1", "K = 3", PEER} | assisted
     for case in report["cases"]:
         (measured,) = case["samples"]
-        assert measured["tokens"] > 0 and 0 < measured["ttft_seconds"] < measured["seconds"]
-        if case["how"] == PEER:
+        assert measured["tokens"] > 0 or case["how"] in assisted  # all may have come with the first
+        assert 0 < measured["ttft_seconds"] < measured["seconds"]
+        assert case["times_assisted"] is None or case["times_assisted"]["median"] > 0
+        if case["how"] in assisted:
+            assert measured["figures"] is None
+        elif case["how"] == PEER:
             assert measured["figures"] is None and case["times_transformers"]["median"] == 1
         else:
             assert (

@@ -17,6 +17,9 @@ from core.bench_report import (
     Spread,
     as_json,
     as_text,
+    assisted_name,
+    best_assisted,
+    case_figures,
     parts,
     rates,
     shown,
@@ -63,6 +66,19 @@ def test_speedups_compare_within_a_repeat():
     """The machine was twice as slow in the second repeat: the ratio does not show it."""
     fast, slow = [sample(0, 30, 1.0), sample(1, 30, 2.0)], [sample(0, 10, 1.0), sample(1, 10, 2.0)]
     assert speedups(fast, slow) == Spread(3.0, 3.0, 3.0)
+
+
+def test_the_peer_s_best_k_is_chosen_case_by_case():
+    case = Case("code", 0.0, PLAIN)
+    samples = {
+        case: [sample(0, 10, 1.0), sample(1, 10, 2.0)],
+        Case("code", 0.0, assisted_name(2)): [sample(0, 4, 1.0), sample(1, 2, 1.0)],
+        Case("code", 0.0, assisted_name(4)): [sample(0, 5, 1.0), sample(1, 2.5, 1.0)],
+        Case("prose", 0.0, assisted_name(8)): [sample(0, 50, 1.0), sample(1, 50, 1.0)],
+    }
+    assert best_assisted(samples, case) is samples[Case("code", 0.0, assisted_name(4))]
+    assert case_figures(samples, case).times_assisted == Spread(2.0, 2.0, 2.0)
+    assert best_assisted({case: samples[case]}, case) is None
 
 
 def test_parts_are_of_rounds_that_aimed_at_k():
