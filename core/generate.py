@@ -288,7 +288,8 @@ def answer(pair: Pair, request: Request) -> int:
         print(f"The oldest {prompt.dropped_messages} messages do not fit and were left out.", file=sys.stderr)
     for note in prompt.notes:
         print(note, file=sys.stderr)
-    settings = replace(request.settings, stop=(*request.settings.stop, *prompt.stop))
+    stops = dict.fromkeys((*request.settings.stop, *prompt.stop))
+    settings = replace(request.settings, stop=tuple(stops))
     marked = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
     colour = not os.environ.get("NO_COLOR")
     writer = _writer(request, marked, colour)

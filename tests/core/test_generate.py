@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from core.chat import fit_chat
+from core.chat import NO_TEMPLATE, PLAIN_STOP, fit_chat
 from core.engine import Engine
 from core.generate import InputError, json_line, main, parse_request, read_messages, reply_row, round_row
 from core.metrics import FIGURE_NAMES
@@ -77,6 +77,14 @@ def test_it_is_the_engines_reply_to_the_pages_prompt(run, capsys, embedded_pair)
         pass
     assert reply["token_ids"] == list(generation.reply.token_ids)
     assert reply["prompt_tokens"] == len(ids)
+
+
+def test_ct_01_without_a_template_it_says_so(run, capsys, monkeypatch, embedded_pair):
+    monkeypatch.setattr(embedded_pair.tokenizer, "chat_template", None)
+    assert run(*ASK, "--json", "--stop", "never", "--stop", PLAIN_STOP) == 0
+    said = capsys.readouterr()
+    assert NO_TEMPLATE in said.err
+    assert strict_json(said.out.splitlines()[-1])["stop"] == ["never", PLAIN_STOP]
 
 
 def test_a_pipe_gets_the_text_alone(run, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from core.chat import encode_chat
 from core.engine import Engine
 from core.models.linear import FORMS
 from core.prompts import load_prompts
