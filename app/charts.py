@@ -26,9 +26,20 @@ def RoundsChart(**kw: object) -> gr.HTML:
         "<h2 class='margin-title'>Accepted tokens per round</h2>"
         "<div class='plot-note'></div><div class='plot' role='img' hidden></div>"
     )
+    return gr.HTML(
+        rounds_value(()),
+        html_template=template,
+        js_on_load=chart_script("rounds_chart.js"),
+        apply_default_css=False,
+        **kw,
+    )
+
+
+def chart_script(name: str) -> str:
+    """The script of that name in the assets, behind what loads Plotly and redraws (``plotly.js``)."""
     source = json.dumps("/gradio_api/file=" + PLOTLY_SCRIPT.as_posix())
-    script = f"const SOURCE = {source};\n" + (ASSETS / "rounds_chart.js").read_text("utf-8")
-    return gr.HTML(rounds_value(()), html_template=template, js_on_load=script, apply_default_css=False, **kw)
+    parts = [(ASSETS / file).read_text("utf-8") for file in ("plotly.js", name)]
+    return "\n".join([f"const SOURCE = {source};", *parts])
 
 
 def rounds_value(rounds: Sequence[Round]) -> str:

@@ -1,17 +1,5 @@
-// The script of app/charts.py's component; SOURCE is where Plotly is served, written in front of this.
+// The script of app/charts.py's component; assets/plotly.js stands in front of it.
 const plot = element.querySelector('.plot'), note = element.querySelector('.plot-note');
-let drawing = null, again = false;
-function library() {
-  window.redlinePlotly ??= new Promise((resolve, reject) => {
-    const script = document.createElement('script');
-    script.src = (window.gradio_config?.root || '') + SOURCE;
-    script.onload = () => resolve(window.Plotly);
-    script.onerror = () => { window.redlinePlotly = undefined; script.remove(); reject(); };
-    document.head.appendChild(script);
-  });
-  return window.redlinePlotly;
-}
-function colour(name) { return getComputedStyle(element).getPropertyValue(name).trim(); }
 async function draw() {
   const value = JSON.parse(props.value || '{}'), accepted = value.accepted || [];
   plot.hidden = !accepted.length;
@@ -43,12 +31,4 @@ async function draw() {
     },
   }, {displayModeBar: false, responsive: true});
 }
-// One drawing at a time: what arrives meanwhile is drawn once, after it.
-function show() {
-  if (drawing) { again = true; return; }
-  drawing = draw().catch(() => { note.hidden = false; note.textContent = 'The plot could not be loaded.'; })
-    .finally(() => { drawing = null; if (again) { again = false; show(); } });
-}
-watch('value', show);
-new MutationObserver(show).observe(document.body, {attributeFilter: ['class']});
-show();
+keepDrawn(draw, note);

@@ -129,10 +129,14 @@ def total(sums: Iterable[Sums]) -> Sums:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure and its 95% interval; either is None where it is undefined."""
+    """A figure and its 95% interval, either None where it is undefined.
+
+    ``replies`` counts those that the figure is defined for; of a quotient, on the side that has fewer.
+    """
 
     value: float | None
     interval: Interval | None
+    replies: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,19 +280,30 @@ def _by_domain(sums: Iterable[tuple[str, str, Sums]]) -> dict[str, list[Sums]]:
 def _row(domain: str, replies: Sequence[Sums], plain: Sequence[Sums]) -> DomainRow:
     measures = {name: _estimate(name, replies) for name in MEASURES}
     plain_speed = _estimate("tokens_per_second", plain)
-    speed, interval = measures["tokens_per_second"].value, None
-    speedup = speed / plain_speed.value if speed is not None and plain_speed.value else None
-    if speedup is not None:
-        interval = quotient_interval(_parts("tokens_per_second", replies), _parts("tokens_per_second", plain))
     return DomainRow(
-        domain, total(replies), tuple(replies), measures, len(plain), plain_speed, Estimate(speedup, interval)
+        domain=domain,
+        sums=total(replies),
+        replies=tuple(replies),
+        measures=measures,
+        plain_replies=len(plain),
+        plain_speed=plain_speed,
+        speedup=_speedup(measures["tokens_per_second"], plain_speed, replies, plain),
     )
 
 
 def _estimate(name: str, replies: Sequence[Sums]) -> Estimate:
-    if not replies:
-        return Estimate(None, None)
-    return Estimate(total(replies).measure(name), ratio_interval(*_parts(name, replies)))
+    above, below = _parts(name, replies)
+    return Estimate(
+        total(replies).measure(name), ratio_interval(above, below), sum(whole > 0 for whole in below)
+    )
+
+
+def _speedup(speed: Estimate, plain: Estimate, replies: Sequence[Sums], others: Sequence[Sums]) -> Estimate:
+    fewer = min(speed.replies, plain.replies)
+    if speed.value is None or not plain.value:
+        return Estimate(None, None, fewer)
+    interval = quotient_interval(*(_parts("tokens_per_second", of) for of in (replies, others)))
+    return Estimate(speed.value / plain.value, interval, fewer)
 
 
 def _parts(name: str, replies: Sequence[Sums]) -> tuple[list[float], list[float]]:
