@@ -108,6 +108,24 @@ def inspect(source: str, progress: Progress | None = None) -> Checkpoint:
     return _gguf(source, path, progress) if kind == "gguf" else _folder(source, path)
 
 
+def is_here(source: str) -> bool:
+    """Whether nothing of ``source`` is left to download, as far as this disk tells: the hub is not asked.
+
+    Raises SpecError where ``source`` is no model's name.
+    """
+    if source_kind(source) != "hub":
+        return True
+    repo, revision = hub_id(source)
+    found = hub.in_cache(repo, revision)
+    if found.snapshot is None:
+        return False
+    try:
+        _weights(repo, found.snapshot, found.files.keys(), found.files)
+    except LoadError:
+        return False
+    return True
+
+
 # --- Where it lies -----------------------------------------------------------------------------------------
 
 
@@ -301,13 +319,15 @@ def fetch(checkpoint: Checkpoint, progress: Progress | None = None) -> Checkpoin
     if checkpoint.gguf_file is not None:
         return checkpoint  # reading its header has seen every tensor's place
     paths = [checkpoint.folder / file.name for file in checkpoint.weights]
-    if checkpoint.kind == "hub" and not all(path.is_file() for path in paths):
-        repo = hub_id(checkpoint.source)[0]
+    if checkpoint.kind == "hub":
+        repo, revision = hub_id(checkpoint.source)
         repository = hub.Repository(
             repo, checkpoint.revision, {file.name: file for file in checkpoint.weights}, checkpoint.folder
         )
-        total = gigabytes(checkpoint.weight_bytes)
-        hub.download(repository, checkpoint.weights, progress, f"Fetching {repo} ({total})")
+        if not all(path.is_file() for path in paths):
+            total = gigabytes(checkpoint.weight_bytes)
+            hub.download(repository, checkpoint.weights, progress, f"Fetching {repo} ({total})")
+        hub.keep_name(repository, revision)
     parameters_in(checkpoint.source, paths)
     return replace(checkpoint, cached=True)
 

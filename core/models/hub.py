@@ -73,7 +73,12 @@ def look_up(repo: str, revision: str | None) -> Repository:
     )
 
 
-def _from_cache(repo: str, revision: str | None, fault: LoadError) -> Repository:
+def in_cache(repo: str, revision: str | None) -> Repository:
+    """What this disk has of ``repo``: the hub is not asked. No ``files`` where it has nothing."""
+    return _from_cache(repo, revision, None)
+
+
+def _from_cache(repo: str, revision: str | None, fault: LoadError | None) -> Repository:
     from huggingface_hub import try_to_load_from_cache
 
     try:
@@ -145,6 +150,25 @@ def download(repository: Repository, files: Sequence[WeightFile], progress: Prog
     if folder is None:
         raise LoadError(f"{repository.repo} holds no model: check the name.")
     return folder
+
+
+def keep_name(repository: Repository, revision: str | None) -> None:
+    """Notes in the cache that ``revision`` (None: the main one) is this commit, as its layout has it.
+
+    Files are fetched by commit, and without this the cache could not be asked by name. Not done before the
+    weights are there, so that a name never moves from a whole model to one that was only looked at.
+    """
+    name = revision or "main"
+    if name == repository.revision:
+        return
+    reference = _folder(repository.repo) / "refs" / name
+    try:
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        new = reference.with_name(f"{reference.name}.{os.getpid()}")
+        new.write_text(repository.revision, encoding="ascii")
+        os.replace(new, reference)
+    except OSError:  # a cache that can only be read
+        pass
 
 
 def _bar(report: Callable[[float], None]) -> type:

@@ -123,7 +123,7 @@ def test_how_a_source_is_named(tmp_path, monkeypatch):
     assert source_kind("owner/model") == "folder"  # one that is there goes first
     assert [source_kind(name) for name in ("./x", "../x", "~/x", str(tmp_path), r"C:\x")] == ["folder"] * 5
     assert source_kind("model.Q4_K_M.GGUF") == source_kind("~/a/b.gguf") == "gguf"
-    for senseless in ("", "x", "a/b/c", "a/b@", "-a/b", "a/b c"):
+    for senseless in ("", "x", "a/b/c", "a/b@", "a/b@../c", "-a/b", "a/b c"):
         with pytest.raises(SpecError):
             source_kind(senseless)
 
@@ -144,7 +144,7 @@ def test_reading_flags_imports_nothing_heavy():
     """The page's port is settled before anything heavy is imported, and this with it."""
     code = (
         "import sys, core.models.spec, core.models.catalogue, app.launch;"
-        "print([name for name in ('torch', 'transformers', 'huggingface_hub', 'gradio') if name in sys.modules])"
+        "print([m for m in ('torch', 'transformers', 'huggingface_hub', 'gradio') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr

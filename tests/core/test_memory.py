@@ -1,0 +1,190 @@
+"""Memory: what a model needs, what is free, and a refusal that says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.models import memory
+from core.models.errors import LoadError
+from core.models.memory import (
+    CONTEXT,
+    OVERHEAD,
+    Need,
+    Size,
+    check,
+    free_bytes,
+    gigabytes,
+    needed_bytes,
+    size_of,
+)
+
+CONFIG = {
+    "model_type": "llama",
+    "vocab_size": 100,
+    "hidden_size": 8,
+    "intermediate_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": True,
+}
+LINEAR = 3 * (2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 12)
+PARAMETERS = LINEAR + 100 * 8 + 3 * 2 * 8 + 8
+
+
+def test_a_size_worked_out_by_hand():
+    assert size_of(CONFIG) == Size(PARAMETERS, LINEAR, cache=3 * 2 * 2 * 2)
+    assert size_of(CONFIG | {"tie_word_embeddings": False}).parameters == PARAMETERS + 100 * 8
+    assert size_of({"model_type": "both", "text_config": CONFIG}) == size_of(CONFIG)
+    del (plain := dict(CONFIG))["num_key_value_heads"]
+    assert size_of(plain).cache == 3 * 2 * 8  # a head of keys and values for each of queries
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"model_type": "mamba", "hidden_size": 8},
+        CONFIG | {"hidden_size": "many"},
+        CONFIG | {"num_attention_heads": 0},
+        CONFIG | {"num_experts": 8},  # most of their weights are elsewhere
+        CONFIG | {"num_local_experts": 8},
+    ],
+)
+def test_what_cannot_be_counted_is_unknown(config):
+    assert size_of(config) is None
+    assert needed_bytes(config, "nf4", "bfloat16") is None
+    assert needed_bytes(config, "none", "float32", parameters=1000) == 4000
+
+
+def test_a_quantised_form_shrinks_the_layers_alone():
+    size = size_of(CONFIG)
+    assert size.weights("none", "bfloat16") == 2 * PARAMETERS
+    assert size.weights("none", "float32") == 4 * PARAMETERS
+    for form, each in memory.WEIGHT_BYTES.items():
+        wide = 2 * (PARAMETERS - LINEAR)
+        assert size.weights(form, "bfloat16") == pytest.approx(each * LINEAR + wide, abs=1)
+
+
+def test_the_cache_is_counted_up_to_what_the_model_holds():
+    size = size_of(CONFIG)
+    cache = CONTEXT * 24 * 2
+    assert needed_bytes(CONFIG, "nf4", "float16") == size.weights("nf4", "float16") + cache
+    short = needed_bytes(CONFIG | {"max_position_embeddings": 128}, "nf4", "float16")
+    assert short == size.weights("nf4", "float16") + 128 * 24 * 2
+
+
+def test_what_bitsandbytes_takes_is_within_the_estimate():
+    """NF4 with double quantisation, as it is loaded: the figure in WEIGHT_BYTES is on the careful side."""
+    import bitsandbytes as bnb
+
+    weight = torch.randn(1024, 512)
+    packed, state = bnb.functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
+    held = packed.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
+    assert 0.5 * weight.numel() < held < memory.WEIGHT_BYTES["nf4"] * weight.numel()
+
+
+# --- Free --------------------------------------------------------------------------------------------------
+
+
+def group(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name.replace("__", ".")).write_text(content)
+    return folder
+
+
+def left(root: Path, membership: str) -> list[int]:
+    (root.parent / "membership").write_text(membership)
+    return list(memory._left_in_groups(root, root.parent / "membership"))
+
+
+def test_limits_of_control_groups_version_2(tmp_path):
+    root = tmp_path / "cgroup"
+    group(root, memory__max="max\n", memory__current="7")
+    group(
+        root / "a", memory__max="1000\n", memory__current="900\n", memory__stat="anon 5\ninactive_file 300\n"
+    )
+    group(root / "a" / "b", memory__max="800\n", memory__current="100", memory__stat="anon 100\n")
+    assert left(root, "0::/a/b\n") == [700, 400]
+    assert left(root, "0::/\n") == []
+    assert left(root, "0::/../elsewhere\n") == []  # seen from inside a container
+
+
+def test_limits_of_control_groups_version_1(tmp_path):
+    root = tmp_path / "cgroup"
+    files = {"memory__limit_in_bytes": "500", "memory__usage_in_bytes": "600", "memory__stat": "cache 1"}
+    group(root / "memory" / "job", **files)
+    assert left(root, "5:cpu,cpuacct:/x\n4:memory:/job\n") == [0]  # over the limit is not below zero
+
+
+def test_no_control_groups_is_no_limit(tmp_path):
+    assert list(memory._left_in_groups(tmp_path, tmp_path / "nowhere")) == []
+    root = group(tmp_path / "cgroup", memory__max="lots", memory__current="1")
+    assert left(root, "0::/\n") == []
+
+
+def test_free_memory_is_the_least_of_all(tmp_path, monkeypatch):
+    whole = free_bytes("cpu")
+    assert whole > 0
+    root = group(tmp_path / "cgroup", memory__max="5000", memory__current="1000", memory__stat="")
+    (tmp_path / "membership").write_text("0::/\n")
+    monkeypatch.setattr(memory, "CGROUPS", root)
+    monkeypatch.setattr(memory, "MEMBERSHIP", tmp_path / "membership")
+    assert free_bytes("cpu") == 4000
+
+
+def test_free_memory_of_a_card(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (123, 456))
+    assert free_bytes("cuda") == 123
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert free_bytes("cuda") is None
+
+
+# --- The check (BQ-02) -------------------------------------------------------------------------------------
+
+NEEDS = [Need("Big-7B", "nf4", 5_000_000_000), Need("Small-1B", "none", 1_500_000_000)]
+
+
+def test_enough_memory_passes():
+    check(NEEDS, "cuda", free=6_500_000_000 + OVERHEAD)
+    check(NEEDS, "cpu", free=10**12)
+
+
+def test_too_little_memory_names_the_models_the_figures_and_what_to_do():
+    with pytest.raises(LoadError) as caught:
+        check(NEEDS, "cuda", free=6_500_000_000 + OVERHEAD - 1)
+    assert str(caught.value) == (
+        "There is too little memory: Big-7B about 5.0 GB (nf4) and Small-1B about 1.5 GB (unquantised) would "
+        "need 6.9 GB with room to work, and 6.9 GB are free on the card; choose a smaller model, quantise "
+        "(--quantize nf4), or close what else uses it."
+    )
+    with pytest.raises(LoadError, match="0.10 GB are free in memory; choose a smaller model, or close"):
+        check(NEEDS[:1], "cpu", free=100_000_000)
+
+
+def test_the_machine_is_asked_where_nobody_says_what_is_free(monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", lambda device: {"cpu": 0, "cuda": None}[device])
+    with pytest.raises(LoadError, match="too little memory"):
+        check(NEEDS, "cpu")
+    check(NEEDS, "cuda")  # nobody can tell: no reason to refuse
+
+
+def test_bytes_for_people():
+    assert [gigabytes(count) for count in (0, 98_362_432, 994_999_999, 995_000_000, 15_949_999_999)] == [
+        "0.00 GB",
+        "0.10 GB",
+        "0.99 GB",
+        "1.0 GB",
+        "15.9 GB",
+    ]
+
+
+def test_the_command_prints_what_is_free(capsys, monkeypatch):
+    monkeypatch.setattr(memory, "free_bytes", {"cpu": 2_000_000_000, "cuda": None}.get)
+    memory.main()
+    assert capsys.readouterr().out == "cpu: 2.0 GB free\ncuda: – free\n"
