@@ -1,7 +1,7 @@
 """Measures the embedded pair on this machine: does the draft pay off, and where does the time go?
 
     python -m core.bench [--k 3]... [--prompts 3] [--max-new-tokens 128] [--repeats 3] [--temperature 0 0.8]
-        [--against transformers] [--json FILE]
+        [--against transformers] [--conversation 3000] [--json FILE]
 
 Runs code and prose prompts of ``data/prompts`` plainly, with each K, and with the peer (alone, and with the
 same draft at K = 2, 4 and 8: ``core.bench_peer``), one after the other within every repeat, so that a
@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import os
 import platform
@@ -41,6 +42,7 @@ from core.bench_report import (
     DOMAINS,
     PEER,
     Case,
+    FollowUp,
     Options,
     Passes,
     Report,
@@ -51,6 +53,7 @@ from core.bench_report import (
     as_text,
     assisted_name,
     how_name,
+    spread,
 )
 from core.chat import encode_chat
 from core.engine import Engine
@@ -59,7 +62,7 @@ from core.models.embedded import DRAFT_FILE, load_embedded, prepare_embedded
 from core.models.errors import LoadError
 from core.models.pair import Pair
 from core.prompts import Prompt, load_prompts
-from core.records import Settings
+from core.records import Reply, Settings
 from core.settings import MAX_DRAFT_TOKENS, SettingsError, parse_settings
 from core.terminal import progress_printer
 
@@ -183,6 +186,45 @@ def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int) -> 
     return Passes(len(context), tuple(by_rows), draft_spread, step_spread)
 
 
+def conversation(tokenizer: object, tokens: int) -> list[dict[str, str]]:
+    """The suite's prompts, each asked and repeated, and a last question: at least ``tokens`` ids."""
+    question = {"role": "user", "content": "Go on, please."}
+    messages: list[dict[str, str]] = []
+    for prompt in itertools.cycle(load_prompts()):
+        if len(encode_chat(tokenizer, [*messages, question])) >= tokens:
+            break
+        messages += [{"role": role, "content": prompt.prompt} for role in ("user", "assistant")]
+    return [*messages, question]
+
+
+def time_follow_up(pair: Pair, tokens: int, repeats: int) -> FollowUp:
+    """Time to first token of a question after a conversation of ``tokens`` ids: its caches kept, and cold."""
+    settings = parse_settings(temperature=0, max_new_tokens=8, seed=0)
+
+    def reply(engine: Engine, messages: list[dict[str, str]]) -> Reply:
+        generation = engine.generate(encode_chat(pair.tokenizer, messages), settings)
+        for _ in generation:
+            pass
+        return generation.reply
+
+    told = conversation(pair.tokenizer, tokens)
+    warm, cold = [], []
+    for _ in range(repeats):
+        engine = Engine(pair)
+        before = reply(engine, told)
+        asked = [*told, {"role": "assistant", "content": before.visible_text}]
+        asked.append({"role": "user", "content": "Thank you. And what else comes to your mind about that?"})
+        warm.append(reply(engine, asked))
+        cold.append(reply(Engine(pair), asked))
+    return FollowUp(
+        prompt_tokens=warm[0].prompt_tokens,
+        new_tokens=warm[0].prompt_tokens - warm[0].reused_tokens,
+        cold_seconds=spread(r.ttft_seconds for r in cold),
+        warm_seconds=spread(r.ttft_seconds for r in warm),
+        share=spread(w.ttft_seconds / c.ttft_seconds for w, c in zip(warm, cold, strict=True)),
+    )
+
+
 # --- The machine -------------------------------------------------------------------------------------------
 
 
@@ -244,6 +286,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="(%(default)s)")
     parser.add_argument("--temperature", nargs="+", default=["0", "0.8"], metavar="X", help="(0 0.8)")
     parser.add_argument("--against", choices=[PEER], help="measure this peer, too, on the same weights")
+    parser.add_argument(
+        "--conversation",
+        type=int,
+        default=0,
+        metavar="TOKENS",
+        help="also time a follow-up to a conversation this long, its caches kept and cold",
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures here as JSON")
     return parser
 
@@ -256,6 +305,8 @@ def parse_options(given: argparse.Namespace) -> Options:
         raise BenchError(f"K must be 1 to {MAX_DRAFT_TOKENS}: plain decoding is always measured.")
     if given.repeats < 1:
         raise BenchError(f"The number of repeats must be 1 or more, not {given.repeats}.")
+    if given.conversation < 0:
+        raise BenchError(f"The conversation must be 0 or more tokens long, not {given.conversation}.")
     choose_prompts(given.prompts)
     return Options(
         k=tuple(lengths),
@@ -266,6 +317,7 @@ def parse_options(given: argparse.Namespace) -> Options:
             dict.fromkeys(parse_settings(temperature=text).temperature for text in given.temperature)
         ),
         against=given.against,
+        conversation=given.conversation,
     )
 
 
@@ -309,6 +361,10 @@ def bench(options: Options, pair: Pair, say: Progress) -> Report:
     say("Timing single passes", None)
     max_rows = max(FEWEST_ROWS_TIMED, max(options.k) + 1)
     passes = time_passes(pair, prompts[0][1], max_rows, PASS_REPEATS)
+    follow_up = None
+    if options.conversation:
+        say("Timing a follow-up", None)
+        follow_up = time_follow_up(pair, options.conversation, options.repeats)
     return Report(
         machine=machine(),
         load_start=load_start,
@@ -317,6 +373,7 @@ def bench(options: Options, pair: Pair, say: Progress) -> Report:
         options=options,
         samples=samples,
         passes=passes,
+        follow_up=follow_up,
     )
 
 

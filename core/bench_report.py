@@ -79,6 +79,7 @@ class Options:
     repeats: int
     temperatures: tuple[float, ...]
     against: str | None
+    conversation: int = 0  # tokens before a follow-up; 0: none is timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,20 @@ class Passes:
     draft_step: Spread
 
 
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """Seconds to the first token of a follow-up, of whose ``prompt_tokens`` a warm reply read ``new_tokens``.
+
+    ``share`` is warm over cold within a repeat.
+    """
+
+    prompt_tokens: int
+    new_tokens: int
+    cold_seconds: Spread
+    warm_seconds: Spread
+    share: Spread
+
+
 @dataclass(frozen=True)
 class Report:
     """Everything that was measured; its figures are computed when they are first asked for."""
@@ -145,6 +160,7 @@ class Report:
     options: Options
     samples: Samples
     passes: Passes
+    follow_up: FollowUp | None = None
 
     @cached_property
     def figures(self) -> dict[Case, CaseFigures]:
@@ -330,12 +346,12 @@ def as_text(report: Report) -> str:
         _speed_section,
         _speculation_section,
         _start_section,
+        _follow_up_section,
         _round_section,
         _passes_section,
     )
-    return "\n\n".join("\n".join(section(report)) for section in sections) + (
-        "\n\n" + "\n".join(report.verdicts()) + "\n"
-    )
+    written = ["\n".join(section(report)) for section in sections]
+    return "\n\n".join([*filter(None, written), "\n".join(report.verdicts())]) + "\n"
 
 
 def _machine_section(report: Report) -> Iterator[str]:
@@ -418,6 +434,23 @@ def _start_section(report: Report) -> Iterator[str]:
     )
 
 
+def _follow_up_section(report: Report) -> Iterator[str]:
+    if found := report.follow_up:
+        yield f"A follow-up to a conversation, {found.prompt_tokens:,} prompt tokens, ms to its first token"
+        yield table(
+            ["", "tokens read", "ms", "× cold"],
+            [
+                ["cold", str(found.prompt_tokens), shown(found.cold_seconds, ".0f", MILLI), "1.00"],
+                [
+                    "caches kept",
+                    str(found.new_tokens),
+                    shown(found.warm_seconds, ".0f", MILLI),
+                    shown(found.share, ".3f"),
+                ],
+            ],
+        )
+
+
 def _round_section(report: Report) -> Iterator[str]:
     yield "A usual round, ms (medians), and the share of decoding outside model passes"
     yield table(
@@ -465,6 +498,7 @@ def as_json(report: Report) -> dict[str, object]:
         ],
         "speculation": [dataclasses.asdict(found) for found in report.speculations],
         "passes": dataclasses.asdict(report.passes),
+        "follow_up": dataclasses.asdict(report.follow_up) if report.follow_up else None,
         "verdicts": report.verdicts(),
     }
 

@@ -92,7 +92,7 @@ class Engine:
 
         ``cancel`` ends the reply after the round in flight, or while it waits for its turn.
         Raises PromptError for a prompt that is empty or leaves no room in the target's context
-        (``core.text.fit_chat`` makes one that fits).
+        (``core.chat.fit_chat`` makes one that fits).
         """
         limit = self.pair.target.context_length
         if not prompt_ids:

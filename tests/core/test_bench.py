@@ -25,7 +25,7 @@ def test_k_is_a_list_or_repeated():
 
 @pytest.mark.parametrize(
     "arguments", [["--k", "0"], ["--k", "4,x"], ["--prompts", "0"], ["--prompts", "999"], ["--repeats", "0"],
-                  ["--temperature", "9"], ["--max-new-tokens", "0"]],
+                  ["--conversation", "-1"], ["--temperature", "9"], ["--max-new-tokens", "0"]],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_before_loading(arguments, capsys):
     with pytest.raises((BenchError, SettingsError)):
@@ -45,6 +45,7 @@ def test_a_tiny_run_reports_everything(embedded_pair, embedded_home, monkeypatch
     monkeypatch.setattr(bench, "ASSISTED_K", (2,))
     out = tmp_path / "bench.json"
     arguments = "--k 1,3 --prompts 1 --max-new-tokens 6 --repeats 1 --temperature 0.8 --against transformers"
+    arguments += " --conversation 300"
     assert main([*arguments.split(), "--json", str(out)], load=lambda progress: embedded_pair) == 0
     said = capsys.readouterr().out
     for words in ("On code, speculation", "On prose, speculation", "target, 4 rows", "draft step", "prefill"):
@@ -70,6 +71,12 @@ def test_a_tiny_run_reports_everything(embedded_pair, embedded_home, monkeypatch
         if case["how"] == PLAIN:
             assert case["times_plain"]["median"] == 1 and measured["figures"]["alpha"] is None
     assert len(report["passes"]["target"]) == 4
+    follow_up = report["follow_up"]
+    assert 300 < follow_up["prompt_tokens"] and 5 < follow_up["new_tokens"] < 60
+    assert follow_up["share"]["median"] == pytest.approx(
+        follow_up["warm_seconds"]["median"] / follow_up["cold_seconds"]["median"]
+    )
+    assert "caches kept" in said
     assert [found["k"] for found in report["speculation"]] == [1, 3, 1, 3]
 
 
