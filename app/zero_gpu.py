@@ -4,9 +4,9 @@ ZeroGPU is there when its package ``spaces`` is, and ``SPACES_ZERO_GPU`` says so
 does nothing and ``engine`` gives back what it was given. It knows the interface of ``core.engine``, no
 page and no model. What ZeroGPU asks of the rest of the app:
 
-- The pair is loaded in the main thread and before the page is launched: until then ``spaces`` imitates
-  CUDA there, and at launch it packs what is "on cuda" to send it to each GPU process. A pair that is
-  loaded later never reaches a GPU. This module is imported before anything touches torch.
+- The pair is loaded in the main thread and before the page is launched: ``spaces`` imitates CUDA there, and
+  there alone, and at launch it packs what is "on cuda" to send it to each GPU process. A pair that is loaded
+  later never reaches a GPU. This module is imported before anything touches torch.
 - The GPU function gets and yields plain data, because it runs in a forked process. No event, lock or
   cache of this process exists there. A reply is stopped by closing the generator; the process hears it
   after the round in flight.
@@ -52,10 +52,13 @@ def _spaces() -> ModuleType | None:
     if os.environ.get("SPACES_ZERO_GPU", "").strip().lower() not in ("1", "t", "true"):
         return None
     try:
-        return importlib.import_module("spaces")
+        spaces = importlib.import_module("spaces")
     except ImportError:
         log.warning("SPACES_ZERO_GPU is set but the package spaces is missing: replies run in this process.")
         return None
+    # Else transformers reads weights in threads of its own, where CUDA is not imitated, and fails there.
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
+    return spaces
 
 
 def gpu_seconds(prompt_ids: Sequence[int], settings: Settings, domain: str) -> int:

@@ -266,9 +266,11 @@ def test_a_pair_on_the_cpu_needs_no_gpu(lend):
 )
 def test_zerogpu_is_there_when_package_and_environment_say_so(monkeypatch, variable, package, there):
     monkeypatch.setenv("SPACES_ZERO_GPU", variable)
+    monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "0")
     monkeypatch.setitem(sys.modules, "spaces", types.SimpleNamespace(GPU=Lender().GPU) if package else None)
     fresh = importlib.util.module_from_spec(importlib.util.find_spec("app.zero_gpu"))
     fresh.__spec__.loader.exec_module(fresh)
     assert fresh.active() is there
+    assert os.environ["HF_DEACTIVATE_ASYNC_LOAD"] == str(int(there))  # weights are read in the main thread
     inner = real_engine()
     assert (fresh.engine(inner) is inner) is not there

@@ -1,8 +1,10 @@
 """Runs replies through ZeroGPU's own package ``spaces``, with a scheduler of this process and no GPU.
 
-What is real: the import that patches torch, the decorator, the forked worker and its queues, the calls to
-the scheduler, gradio's page and client. What is stood in for: the scheduler, the few names that a CPU build
-of torch lacks, and sending weights to the GPU. It ends with "everything as expected", or with an assertion.
+What is real: the import that patches torch, loading a pair under its imitation of CUDA and packing it at
+launch, the decorator, the forked worker and its queues, the calls to the scheduler, gradio's page and
+client. What is stood in for: the scheduler, the few names that a CPU build of torch lacks, and sending
+weights to the GPU; so the replies are those of a pair of tables. It ends with "everything as expected", or
+with an assertion.
 
 Run: ``SPACES_ZERO_GPU=true python -m tests.proof.on_zero_gpu`` where ``spaces`` is installed.
 """
@@ -73,7 +75,11 @@ def stand_in() -> None:
 
 
 def main() -> None:
+    os.environ.update(REDLINE_HOME=str(FOLDER / "home"), HF_HUB_OFFLINE="1")
     stand_in()
+    from tests.core.models_on_disk import write_pair
+
+    models = write_pair(FOLDER, "qwen3")  # before CUDA is imitated
     import gradio as gr
     from gradio_client import Client
 
@@ -81,11 +87,16 @@ def main() -> None:
     from app.conversation import Desk
     from app.loading import LoadingState
     from core.engine import Engine
+    from core.models.load import load_pair
+    from core.models.spec import PairSpec
     from core.records import Settings
     from core.store import Store
     from tests.app.letters import chat_pair
 
     assert zero_gpu.active()
+    loaded = load_pair(PairSpec("custom", *models, quantize="none", draft_quantize="none", device="cuda"))
+    assert (loaded.info.device, loaded.info.dtype) == ("cuda", "bfloat16")
+
     import spaces.zero.torch
 
     spaces.zero.torch.init = lambda uuid: None
@@ -107,6 +118,7 @@ def main() -> None:
     )
     # ZeroGPU ends a Space in which it finds no decorated function at launch.
     assert Scheduler.calls[0][0] == "/startup-report"
+    assert any((FOLDER / "tensors").iterdir())  # the loaded pair, packed for the GPU processes
     client = Client(f"http://127.0.0.1:{port}", verbose=False)
 
     # The same reply as here.
