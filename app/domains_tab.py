@@ -89,8 +89,8 @@ MEASURES = {
 NOT_ALONE = "Domains are compared where the page is yours alone: this one shows nobody the others' replies."
 NOTHING_YET = (
     "Write at least two replies with code and prose, with Record switched on: “Explain a binary search and "
-    "show it in Python” will do. Then come back to see on which kind of text the draft pays off, and how sure "
-    "that is."
+    "show it in Python” will do. Then come back to see on which kind of text the draft pays off, and how "
+    "sure that is."
 )
 POOLED = "top-k, top-p, min-p or repetition penalty"
 DOWNLOAD = """() => {

@@ -208,46 +208,37 @@ def test_the_file_has_every_combination(store):
     assert all(row["draft_acceptance_rate"] for row in rows if row["num_draft_tokens"] == "3")
 
 
-def test_in_a_browser(store, chromium):
-    sync_api = pytest.importorskip("playwright.sync_api")
-    from tests.browser import ARGS
-
+@pytest.fixture
+def url(store) -> Iterator[str]:
     record(store, "aab", pair=replace(TOY, target=HOSTILE))
     fill(store, 6)
     blocks = page(Desk(Loader(nothing), store))
-    url, faults = launch(blocks, None), []
-    try:
-        with sync_api.sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium, args=ARGS)
-            tab = browser.new_page(viewport={"width": 390, "height": 844})
-            tab.set_default_timeout(20_000)
-            tab.on("dialog", lambda dialog: (faults.append(dialog.message), dialog.dismiss()))
-            tab.on("pageerror", lambda error: faults.append(str(error)))
-            tab.on("request", lambda request: None if request.url.startswith((url, "data:", "blob:"))
-                   else faults.append(request.url))  # fmt: skip
-            tab.goto(url)
-            tab.get_by_role("tab", name="Domains").click()
-            axis = tab.locator("#domains-chart .ytitle")
-            sync_api.expect(axis).to_contain_text("draft acceptance rate")
-            assert tab.locator("#domains-chart .boxlayer .point").count() >= 12  # a reply has two domains
-            assert tab.evaluate("document.documentElement.scrollWidth") == 390
-            scroll = tab.locator(".domains-scroll")
-            assert scroll.evaluate("box => box.scrollWidth > box.clientWidth")
-            tab.locator("#domains-metric label", has_text="Tokens/s").click()
-            sync_api.expect(axis).to_contain_text("tokens per second")
-            sync_api.expect(tab.locator("#domains-chart .legendtext").last).to_have_text("the target alone")
-            tab.locator("#domains-num-draft-tokens input").click()
-            tab.get_by_role("option", name="0 (plain)").click()
-            sync_api.expect(tab.locator("table.domains tbody tr").first).to_contain_text("–")
-            sync_api.expect(axis).to_contain_text("tokens per second")
-            tab.locator("#domains-pair input").click()
-            tab.get_by_role("option", name=HOSTILE).click()
-            sync_api.expect(tab.locator(".domains-remarks")).to_contain_text("One reply has no interval")
-            with tab.expect_download() as download:
-                tab.click("#export-domains")
-            assert download.value.suggested_filename.startswith("redline-domains-")
-            assert Path(download.value.path()).read_bytes().startswith(b"\xef\xbb\xbfpair,target,")
-            browser.close()
-    finally:
-        blocks.close(verbose=False)
-    assert faults == []
+    yield launch(blocks, None)
+    blocks.close(verbose=False)
+
+
+def test_in_a_browser(url, tab):
+    from playwright.sync_api import expect
+
+    opened = tab(url, viewport={"width": 390, "height": 844}).page
+    opened.get_by_role("tab", name="Domains").click()
+    axis, slow = opened.locator("#domains-chart .ytitle"), {"timeout": 20_000}
+    expect(axis).to_contain_text("draft acceptance rate", **slow)
+    assert opened.locator("#domains-chart .boxlayer .point").count() >= 12  # a reply has two domains
+    assert opened.evaluate("document.documentElement.scrollWidth") == 390
+    assert opened.locator(".domains-scroll").evaluate("box => box.scrollWidth > box.clientWidth")
+    opened.locator("#domains-metric label", has_text="Tokens/s").click()
+    expect(axis).to_contain_text("tokens per second", **slow)
+    expect(opened.locator("#domains-chart .legendtext").last).to_have_text("the target alone", **slow)
+    opened.locator("#domains-num-draft-tokens input").click()
+    opened.get_by_role("option", name="0 (plain)").click()
+    expect(opened.locator("table.domains tbody tr").first).to_contain_text("–", **slow)
+    expect(opened.locator("#domains-chart .legendtext", has_text="alone")).to_have_count(0, **slow)
+    expect(axis).to_contain_text("tokens per second", **slow)
+    opened.locator("#domains-pair input").click()
+    opened.get_by_role("option", name=HOSTILE).click()
+    expect(opened.locator(".domains-remarks")).to_contain_text("One reply has no interval", **slow)
+    with opened.expect_download() as download:
+        opened.click("#export-domains")
+    assert download.value.suggested_filename.startswith("redline-domains-")
+    assert Path(download.value.path()).read_bytes().startswith(b"\xef\xbb\xbfpair,target,")
