@@ -1,13 +1,18 @@
-"""The terminal twin: one reply of the embedded pair, streamed, by the same engine call the page makes.
+"""The terminal twin: one reply of a pair, streamed, by the same engine call the page makes.
 
     python -m core.generate --prompt TEXT [--system TEXT] [--messages FILE] [--k 3] [--temperature 0.7]
         [--top-k N] [--top-p X] [--seed 1] [--max-new-tokens 128] [--stop TEXT]... [--domain auto]
         [--show-discarded] [--json]
+        [--pair NAME | --target MODEL [--draft MODEL]] [--quantize FORM] [--draft-quantize FORM]
+        [--device NAME] [--dtype NAME]
+
+The last two lines choose the pair as ``app.py`` does (``core.models.spec``); without them, and without the
+variables that stand for them, it is the embedded one. What is missing of a pair is downloaded without asking.
 
 On a terminal every token shows its fate (``core.terminal``; ``NO_COLOR`` is respected); a file or a pipe
 gets the reply's text. ``--json`` prints one JSON object a line: each round (``"type": "round"``), then the
 reply (``"type": "reply"``), with the field names of ``core.records`` and ``core.metrics``, which are the
-database's; undefined figures are null. Progress, legend and figures go to standard error.
+database's; undefined figures are null. Progress, notes on the pair, legend and figures go to standard error.
 
 Exit status: 0; 1 if the reply ended with an error or cannot be written; 2 for input that cannot be used, with
 one sentence; 130 after Ctrl-C, which ends the reply after the round in flight and keeps what was said; 141 if
@@ -34,8 +39,9 @@ from typing import TYPE_CHECKING, TextIO
 from core.chat import fit_chat, prompt_limit
 from core.domains import CHOICES
 from core.metrics import Figures, summarize
-from core.models.embedded import load_embedded
+from core.models import Progress
 from core.models.errors import LoadError
+from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
 from core.settings import SettingsError, parse_settings
 from core.terminal import PlainWriter, RedlineWriter, legend, printable, progress_printer
@@ -61,6 +67,7 @@ class Request:
 
     messages: list[dict[str, str]]
     settings: Settings
+    pair: PairSpec
     domain: str
     json: bool
     show_discarded: bool
@@ -70,7 +77,10 @@ class Request:
 
 
 def parse_request(arguments: Sequence[str] | None = None) -> Request:
-    """The request of a command line. Raises InputError or SettingsError; exits for unknown options."""
+    """The request of a command line and of the environment's pair.
+
+    Raises InputError, SettingsError or SpecError; exits for unknown options.
+    """
     given = _parser().parse_args(arguments)
     if given.domain not in CHOICES:
         raise InputError(f"Domain must be one of {', '.join(CHOICES)}, not {given.domain!r}.")
@@ -83,14 +93,15 @@ def parse_request(arguments: Sequence[str] | None = None) -> Request:
         stop=[clean_text(stop) for stop in given.stop],
         seed=given.seed,
     )
-    return Request(_messages(given), settings, given.domain, given.json, given.show_discarded)
+    pair = pair_spec(given, os.environ) or embedded_spec()
+    return Request(_messages(given), settings, pair, given.domain, given.json, given.show_discarded)
 
 
 def _parser() -> argparse.ArgumentParser:
     # Values stay text here: core.settings checks them, with one sentence for whatever cannot be used.
     parser = argparse.ArgumentParser(
         prog="python -m core.generate",
-        description="One reply of the embedded pair, every token's fate shown.",
+        description="One reply of a pair, every token's fate shown.",
     )
     parser.add_argument("--prompt", metavar="TEXT", help="the question")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
@@ -121,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--show-discarded", action="store_true", help="drafts never tested, on a terminal")
     parser.add_argument("--json", action="store_true", help="one JSON object a line: rounds, then the reply")
+    add_pair_arguments(parser)
     return parser
 
 
@@ -318,8 +330,14 @@ def _let_go_of_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def main(arguments: Sequence[str] | None = None, load: Callable[..., Pair] = load_embedded) -> int:
-    """The command; returns its exit status. ``load(progress)`` gives the pair."""
+def _load(spec: PairSpec, progress: Progress) -> Pair:
+    from core.models.load import load_pair  # PyTorch takes seconds to import: bad input is answered before
+
+    return load_pair(spec, progress)
+
+
+def main(arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progress], Pair] = _load) -> int:
+    """The command; returns its exit status. ``load(spec, progress)`` gives the pair."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # a shell may close them
         stream.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
@@ -328,8 +346,10 @@ def main(arguments: Sequence[str] | None = None, load: Callable[..., Pair] = loa
         request = parse_request(arguments)
         progress = progress_printer(sys.stderr)
         progress("Loading PyTorch", None)
-        pair = load(progress)
+        pair = load(request.pair, progress)
         progress("", None)
+        for note in pair.notes:
+            print(printable(note), file=sys.stderr)
         try:
             return answer(pair, request)
         except BrokenPipeError:
@@ -338,7 +358,7 @@ def main(arguments: Sequence[str] | None = None, load: Callable[..., Pair] = loa
             _let_go_of_output()
             print(f"Standard output cannot be written: {error.strerror.lower()}.", file=sys.stderr)
             return 1
-    except (InputError, SettingsError, PromptError, LoadError) as error:
+    except (InputError, SettingsError, SpecError, PromptError, LoadError) as error:
         print(printable(str(error)), file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt:  # while loading

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from core.engine import Engine
 from core.generate import InputError, json_line, main, parse_request, read_messages, reply_row, round_row
 from core.metrics import FIGURE_NAMES
 from core.models.errors import LoadError
+from core.models.spec import PairSpec, embedded_spec
 from core.records import Fate, PairInfo, Settings, Token
 from core.settings import SettingsError
 from tests.core.builders import assert_identities, reply_of, round_of, rounds_of, token
@@ -29,7 +30,7 @@ ASK = ["--prompt", "Write a Python function that adds two numbers.", "--max-new-
 @pytest.fixture
 def run(embedded_pair):
     """Runs the command with the embedded pair, already loaded."""
-    return lambda *arguments: main(list(arguments), load=lambda progress: embedded_pair)
+    return lambda *arguments: main(list(arguments), load=lambda spec, progress: embedded_pair)
 
 
 def strict_json(line):
@@ -163,7 +164,7 @@ def test_ctrl_c_keeps_what_was_said(run, monkeypatch, embedded_pair, times):
 
 
 def test_ctrl_c_while_loading_is_quiet(capsys):
-    def interrupted(progress):
+    def interrupted(spec, progress):
         raise KeyboardInterrupt
 
     assert main(ASK, load=interrupted) == 130
@@ -334,7 +335,7 @@ def refused(capsys, arguments, load):
 
 
 def test_bad_input_is_answered_before_anything_loads(capsys):
-    def load(progress):
+    def load(spec, progress):
         raise AssertionError("loaded")
 
     assert refused(capsys, ["--prompt", "hi", "--k", "-1"], load) == [
@@ -342,15 +343,46 @@ def test_bad_input_is_answered_before_anything_loads(capsys):
     ]
 
 
+def test_a_pair_that_makes_no_sense_is_answered_before_anything_loads(capsys, monkeypatch):
+    def load(spec, progress):
+        raise AssertionError("loaded")
+
+    said = refused(capsys, [*ASK, "--draft", "a/b"], load)
+    assert said == ["--draft needs a target: name one with --target."]
+    monkeypatch.setenv("REDLINE_DEVICE", "tpu")
+    assert refused(capsys, ASK, load) == ["REDLINE_DEVICE must be one of auto, cpu, cuda, not 'tpu'."]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "spec"),
+    [
+        ([], embedded_spec()),
+        (["--target", "a/big", "--quantize", "nf4"], PairSpec("custom", "a/big", None, quantize="nf4")),
+        (["--pair", "qwen3-8b"], PairSpec("qwen3-8b", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")),
+    ],
+)
+def test_the_pair_asked_for_is_loaded_and_its_notes_are_said(capsys, embedded_pair, arguments, spec):
+    asked = []
+
+    def load(given, progress):
+        asked.append(given)
+        return replace(embedded_pair, notes=("Padding only.",))
+
+    assert main([*ASK, "--max-new-tokens", "1", *arguments], load=load) == 0
+    said = capsys.readouterr()
+    assert asked == [spec]
+    assert "Padding only." in said.err.splitlines() and "Padding" not in said.out
+
+
 def test_a_model_that_cannot_be_loaded_is_one_sentence(capsys):
-    def load(progress):
+    def load(spec, progress):
         raise LoadError("Connect this computer to the internet.")
 
     assert refused(capsys, ASK, load)[-1] == "Connect this computer to the internet."
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_words(capsys, embedded_pair):
-    said = refused(capsys, ["--prompt", "word " * 9000], lambda progress: embedded_pair)
+    said = refused(capsys, ["--prompt", "word " * 9000], lambda spec, progress: embedded_pair)
     assert "too long" in said[-1]
 
 
