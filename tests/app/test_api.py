@@ -19,8 +19,8 @@ from gradio_client.exceptions import AppError
 
 from app import api
 from app.conversation import Desk
-from app.loading import LoadingState
-from app.page import launch
+from app.loading import Loader, LoadingState
+from app.page import build, launch
 from core.engine import Engine
 from core.store import Store
 from tests.app.driver import free_port
@@ -91,6 +91,14 @@ def test_both_endpoints_are_named_typed_and_described(toy):
     assert parameters["num_draft_tokens"]["parameter_default"] == 3
     assert named["/chat"]["returns"][0]["python_type"]["type"] == "str"
     assert "seed" in named["/chat"]["description"] and named["/pair"]["description"]
+
+
+def test_the_page_opens_these_two_and_keeps_its_own_events_to_itself(toy):
+    loader = Loader(lambda spec, progress: toy.engine)
+    loader.start(wait=True)
+    page = build(Desk(loader, toy.desk.store))
+    assert set(page.get_api_info(all_endpoints=True)["named_endpoints"]) == {"/chat", "/pair"}
+    assert page.get_api_info(all_endpoints=True)["unnamed_endpoints"] == {}
 
 
 def test_a_reply_arrives_whole_or_as_it_grows(toy):

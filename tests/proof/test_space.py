@@ -35,9 +35,8 @@ class Space:
     def __init__(self, folder: Path):
         self.checkout, self.environment = folder / "app", folder / "environment"
         self.python = self.environment / ("Scripts" if os.name == "nt" else "bin") / "python"
-        listed = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True
-        )
+        ours = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        listed = subprocess.run(ours, cwd=ROOT, check=True, capture_output=True, text=True)
         for name in filter(None, listed.stdout.split("\0")):
             if (ROOT / name).is_file():
                 (self.checkout / name).parent.mkdir(parents=True, exist_ok=True)
