@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import gradio as gr
 import pytest
 
+from app.conversation import Desk
 from app.place import NOT_LASTING, is_lasting, place_of_record
-from core.store import default_path
+from app.record_panel import RecordPanel
+from core.store import Store, default_path
 
 SPACE = {"SPACE_ID": "someone/redline"}
 LOST = (NOT_LASTING,)
@@ -53,6 +56,13 @@ def test_a_space_without_storage_says_that_the_record_is_lost(tmp_path):
 def test_storage_that_cannot_be_written_to_is_not_used(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     assert place_of_record(None, SPACE, tmp_path, under(tmp_path)) == (default_path(), LOST)
+
+
+def test_the_page_says_it_beside_the_record(tmp_path):
+    desk = Desk(None, Store(tmp_path / "redline.db"), notices=LOST)
+    with gr.Blocks(analytics_enabled=False):
+        panel = RecordPanel(desk)
+    assert NOT_LASTING in panel.shown()[panel.notice]
 
 
 def test_another_file_system_than_the_root_is_lasting():
