@@ -26,6 +26,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
+from core.chat import NO_TEMPLATE
 from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
 from core.models import Progress, memory, quantize
@@ -79,6 +80,11 @@ def _load_pair(spec: PairSpec, say: Progress) -> Pair:
         raise LoadError(
             "The embedded draft works with the embedded target only: name another draft with --draft, "
             "or none for the target alone."
+        )
+    if spec.draft == EMBEDDED and spec.draft_quantize in quantize.BITSANDBYTES:
+        raise LoadError(
+            f"The embedded draft cannot run as {spec.draft_quantize}: choose --draft-quantize int4, int8 or "
+            "none."
         )
     device = choose_device(spec.device)
     if _as_it_comes(spec):
@@ -182,9 +188,7 @@ def _load_general(spec: PairSpec, device: str, say: Progress) -> Pair:
     models = [model for model, _ in loaded]
     notes += [note for plan, (_, form) in zip(plans, loaded, strict=True) for note in _notes(plan, form)]
     if not target.tokenizer.chat_template:
-        notes.insert(
-            0, "The target has no chat template (base models have none): it gets messages as plain text."
-        )
+        notes.insert(0, NO_TEMPLATE)
     say("Checking that rows are scored independently", None)
     exactness = row_dependence(models[0]).sentence
     drafter, about_draft = _draft(spec, models, plans, [form for _, form in loaded], say)
@@ -256,10 +260,6 @@ def _embedded_draft(
 ) -> tuple[Drafter, dict]:
     """The distilled draft, which reads through the embedding of the target that it was made for."""
     asked = spec.draft_quantize
-    if asked in quantize.BITSANDBYTES:
-        raise LoadError(
-            f"The embedded draft cannot run as {asked}: choose --draft-quantize int4, int8 or none."
-        )
     say("Packing the draft for this processor", None)
     form = {"none": "float32", "int8": best_form("int8")}.get(asked) or best_form("int4")
     head = "float32" if asked == "none" else best_form("int8")

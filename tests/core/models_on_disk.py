@@ -44,11 +44,14 @@ _SIZES = dict(
     eos_token_id=0,
     pad_token_id=None,
 )
-_LAYERS = dict(
-    num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2, sliding_window=WINDOW
+# Tied, a random model of this kind repeats its last token for ever.
+_GEMMA = _SIZES | dict(
+    layer_types=["sliding_attention", "full_attention"],
+    sliding_window=WINDOW,
+    query_pre_attn_scalar=16,
+    eos_token_id=[0, 2],
+    tie_word_embeddings=False,
 )
-# Gemma's own sizes are scaled: its norms add 1 to their weights, and its scores are capped.
-_GEMMA = _SIZES | _LAYERS | dict(query_pre_attn_scalar=16, eos_token_id=[0, 2])
 FAMILIES = {
     "llama": ("LlamaConfig", _SIZES),
     "qwen2": ("Qwen2Config", _SIZES),
@@ -98,11 +101,29 @@ def make_model(family: str, seed: int, **changes):
     return transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
 
 
+@torch.no_grad()
+def make_near(family: str, seed: int, other: int, share: float = 0.05, **changes):
+    """A model between two seeds', mostly like ``seed``'s: as a draft it is often right, and not always."""
+    near, far = make_model(family, seed, **changes), make_model(family, other, **changes)
+    for mine, theirs in zip(near.parameters(), far.parameters(), strict=True):
+        mine.lerp_(theirs, share)
+    return near
+
+
+def write_pair(folder: Path, family: str) -> tuple[str, str]:
+    """Writes a target and a draft near it; gives their folders."""
+    draft = _write(folder / "draft", make_near(family, 1, 2))
+    return str(write_model(folder / "target", family, 1)), str(draft)
+
+
 def write_model(
     folder: Path, family: str, seed: int, *, template: bool = True, generation=None, **changes
 ) -> Path:
     """Writes a model and the tokenizer to ``folder``; ``generation`` is for its generation_config.json."""
-    model = make_model(family, seed, **changes)
+    return _write(folder, make_model(family, seed, **changes), template, generation)
+
+
+def _write(folder: Path, model, template: bool = True, generation=None) -> Path:
     for name, value in (generation or {}).items():
         setattr(model.generation_config, name, value)
     model.save_pretrained(folder)

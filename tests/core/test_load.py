@@ -1,0 +1,389 @@
+"""Any pair from disk to replies: by the same code as real ones, with tiny models of each family."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import time
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaForCausalLM
+
+from core.chat import NO_TEMPLATE, encode_chat
+from core.engine import Engine
+from core.models import load, quantize
+from core.models.errors import LoadError
+from core.models.linear import best_form
+from core.models.load import choose_device, choose_dtype, load_pair, suggested_settings
+from core.models.spec import PairSpec
+from core.models.transformers_decoder import row_dependence
+from core.records import Settings
+from tests.core.models_on_disk import CONTEXT, FAMILIES, VOCABULARY, write_gguf, write_model, write_pair
+from tests.core.toys import table, toy_pair
+
+QUESTION = [{"role": "user", "content": "When does the tide come in?"}]
+
+
+def spec(target, draft=None, **fields) -> PairSpec:
+    options = dict(quantize="none", draft_quantize="none", device="cpu") | fields
+    return PairSpec("custom", str(target), draft and str(draft), **options)
+
+
+def reply(pair, k: int, length: int = 24, engine: Engine | None = None):
+    ids = encode_chat(pair.tokenizer, QUESTION)
+    settings = Settings(temperature=0, num_draft_tokens=k, max_new_tokens=length)
+    generation = (engine or Engine(pair)).generate(ids, settings)
+    rounds = list(generation)
+    return generation.reply, [token for round_ in rounds for token in round_.tokens]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A Llama to load, copy and spoil."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny-llama", "llama", 1)
+
+
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family != "mamba"])
+def test_speculative_equals_plain(family, tmp_path):
+    pair = load_pair(spec(*write_pair(tmp_path, family)))
+    plain, _ = reply(pair, 0)
+    speculative, tokens = reply(pair, 4)
+    assert speculative.error is None
+    assert speculative.token_ids == plain.token_ids
+    assert {"accepted", "rejected"} <= {token.fate for token in tokens}
+    info = pair.info
+    assert (info.pair, info.target, info.draft, info.drafter) == ("custom", "target", "draft", "model")
+    assert (info.quantization, info.draft_quantization, info.dtype, info.device) == ("none",) * 2 + (
+        "float32",
+        "cpu",
+    )
+    assert (info.context_length, info.draft_context_length) == (CONTEXT, CONTEXT)
+    assert info.target_fingerprint != info.draft_fingerprint
+
+
+def test_a_copy_of_the_target_as_draft_is_always_right(folder):
+    """SD-11: with caches that are in step, and not shared, all that is tested is accepted."""
+    pair = load_pair(spec(folder, folder))
+    _, tokens = reply(pair, 4)
+    assert {token.fate for token in tokens if token.drafted} == {"accepted"}
+    assert pair.info.target_fingerprint == pair.info.draft_fingerprint
+
+
+def test_the_target_alone(folder):
+    pair = load_pair(spec(folder))
+    assert pair.drafter is None
+    info = pair.info
+    assert (info.draft, info.draft_fingerprint, info.draft_context_length, info.drafter) == (
+        "",
+        "",
+        0,
+        "plain",
+    )
+    answer, tokens = reply(pair, 4)
+    assert answer.token_ids and {token.fate for token in tokens} == {"plain"}
+
+
+def test_a_gguf_is_the_model_it_was_made_from(tmp_path, folder):
+    pair = load_pair(spec(write_gguf(tmp_path / "tiny.gguf", 1), folder))
+    original = load_pair(spec(folder))
+    ids = encode_chat(pair.tokenizer, QUESTION)
+    assert ids == encode_chat(original.tokenizer, QUESTION)
+    rows = [other.target.logits(ids, other.target.new_cache()) for other in (pair, original)]
+    difference = (rows[0].softmax(-1) - rows[1].softmax(-1)).abs().max()
+    assert 0 < difference < 0.02  # Q8_0 rounds
+    speculative, tokens = reply(pair, 4)
+    assert speculative.token_ids == reply(pair, 0)[0].token_ids
+    assert "accepted" in {token.fate for token in tokens}
+    assert pair.info.target == "tiny" and pair.info.quantization == "none"
+    assert "The weights in tiny were unpacked and run as float32, not as the file keeps them." in pair.notes
+
+
+@pytest.mark.parametrize("form, shown", [("nf4", "nf4"), ("llm-int8", "llm.int8")])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_bitsandbytes_on_a_cpu(family, form, shown, tmp_path, caplog):
+    pytest.importorskip("bitsandbytes")
+    target, draft = write_pair(tmp_path, family)
+    with caplog.at_level(logging.WARNING, "bitsandbytes"):
+        pair = load_pair(spec(target, draft, quantize=form, draft_quantize=form))
+        speculative, tokens = reply(pair, 3, 8)
+    assert "float16 during quantization" not in caplog.text
+    assert (pair.info.quantization, pair.info.draft_quantization) == (shown, shown)
+    assert speculative.error is None and len(speculative.token_ids) == 8
+    assert "accepted" in {token.fate for token in tokens}
+    assert row_dependence(pair.target).later == 0
+    dense = load_pair(spec(target)).target
+    ids = encode_chat(pair.tokenizer, QUESTION)
+    one, other = (model.logits(ids, model.new_cache()).softmax(-1) for model in (pair.target, dense))
+    assert 0 < (one - other).abs().max() < 0.3
+
+
+@pytest.mark.skipif(best_form("int8") != "int8", reason="no int8 products on this processor")
+def test_on_a_cpu_auto_is_the_projects_int8(tmp_path):
+    pair = load_pair(spec(*write_pair(tmp_path, "qwen2"), quantize="auto", draft_quantize="auto"))
+    assert (pair.info.quantization, pair.info.draft_quantization) == ("int8", "int8")
+    assert reply(pair, 3)[0].token_ids == reply(pair, 0)[0].token_ids
+
+
+def test_a_model_that_comes_quantised_is_shown_as_it_is(tmp_path, folder):
+    pytest.importorskip("bitsandbytes")
+    config = quantize.loading_config("nf4")
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map="cpu")
+    model.save_pretrained(tmp_path)
+    load_pair(spec(folder)).tokenizer.save_pretrained(tmp_path)
+    assert load_pair(spec(tmp_path, quantize="auto")).info.quantization == "nf4"
+    with pytest.raises(LoadError, match="comes already quantised"):
+        load_pair(spec(tmp_path, quantize="llm-int8"))
+
+
+def test_dtypes_may_differ_between_target_and_draft(folder):
+    """A draft in float16 with a target in bfloat16 (huggingface/peft#1515)."""
+    target = load_pair(spec(folder, dtype="bfloat16"))
+    pair = load_pair(spec(folder, folder, dtype="float16"))
+    assert (target.info.dtype, pair.info.dtype, pair.info.draft_dtype) == ("bfloat16", "float16", "float16")
+    mixed = dataclasses.replace(target, drafter=pair.drafter)
+    answer, tokens = reply(mixed, 4)
+    assert answer.error is None and "accepted" in {token.fate for token in tokens}
+
+
+def test_end_ids_are_all_that_any_file_names(tmp_path):
+    """SD-02: tokenizer 0, target's generation config 1 and 106, draft's config 7."""
+    target = write_model(tmp_path / "t", "llama", 1, generation={"eos_token_id": [1, 106]})
+    draft = write_model(tmp_path / "d", "llama", 2, eos_token_id=7)
+    assert load_pair(spec(target, draft)).end_ids == {0, 1, 106, 7}
+
+
+def test_what_a_generation_config_suggests(tmp_path):
+    given = {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05, "do_sample": True}
+    pair = load_pair(spec(write_model(tmp_path, "llama", 1, generation=given)))
+    assert pair.suggested == {"temperature": 0.7, "top_k": 20, "repetition_penalty": 1.05}
+    assert suggested_settings(given | {"do_sample": False}) == {}
+    assert suggested_settings({"min_p": 0.1, "top_p": None, "top_k": "many"}) == {"min_p": 0.1}
+    assert suggested_settings(None) == {}
+
+
+def test_a_padded_draft_is_allowed_with_a_note(tmp_path, folder):
+    draft = write_model(tmp_path, "llama", 1, vocab_size=VOCABULARY + 20)
+    pair = load_pair(spec(folder, draft))
+    assert any("padding only" in note for note in pair.notes)
+    assert reply(pair, 4)[0].token_ids == reply(pair, 0)[0].token_ids
+
+
+def test_a_missing_template_is_noted_for_the_target_only(tmp_path, folder):
+    base = write_model(tmp_path, "llama", 2, template=False)
+    assert NO_TEMPLATE in load_pair(spec(base, folder)).notes
+    assert NO_TEMPLATE not in load_pair(spec(folder, base)).notes
+
+
+def test_changed_files_give_another_fingerprint(tmp_path):
+    write_model(tmp_path, "llama", 1)
+    before = load_pair(spec(tmp_path)).info.target_fingerprint
+    assert load_pair(spec(tmp_path)).info.target_fingerprint == before
+    write_model(tmp_path, "llama", 2)
+    assert load_pair(spec(tmp_path)).info.target_fingerprint != before
+
+
+def test_other_words_behind_the_ids_are_refused(tmp_path, folder):
+    """Rule 11; and again after the files changed (lmstudio-ai/lmstudio-bug-tracker#1761)."""
+    draft = write_model(tmp_path, "llama", 2)
+    load_pair(spec(folder, draft))
+    file = draft / "tokenizer.json"
+    content = json.loads(file.read_text())
+    words = content["model"]["vocab"]
+    words["!"], words["?"] = words["?"], words["!"]
+    file.write_text(json.dumps(content))
+    with pytest.raises(LoadError, match="vocabularies differ: id"):
+        load_pair(spec(folder, draft))
+
+
+def test_the_longrope_note(tmp_path):
+    rope = dict(rope_type="longrope", rope_theta=1e4, short_factor=[1.0] * 8, long_factor=[2.0] * 8)
+    rope |= dict(original_max_position_embeddings=64, factor=2.0)
+    pair = load_pair(spec(write_model(tmp_path / "long", "llama", 1, rope_parameters=rope)))
+    assert pair.info.context_length == 64
+    assert "long is held to 64 of its 128 tokens" in pair.notes[0]
+
+
+# Refusals, in words.
+
+
+def spoiled(path, change):
+    """The folder of a Llama with its weights changed."""
+    write_model(path, "llama", 1)
+    tensors = load_file(path / "model.safetensors")
+    change(tensors)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_missing_weights_are_refused_not_made_up(tmp_path, folder):
+    def drop(tensors):
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+
+    with pytest.raises(LoadError, match=r"incomplete \(1 missing, the first is model.layers.1.mlp.up_proj"):
+        load_pair(spec(spoiled(tmp_path, drop)))
+
+
+def test_weights_of_another_size_are_refused(tmp_path, folder):
+    def cut(tensors):
+        tensors["model.norm.weight"] = tensors["model.norm.weight"][:10].clone()
+
+    with pytest.raises(LoadError, match="could not be loaded"):
+        load_pair(spec(spoiled(tmp_path, cut)))
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path, folder):
+    def poison(tensors):
+        tensors["model.norm.weight"].fill_(float("nan"))
+
+    with pytest.raises(LoadError, match="unusable numbers"):
+        load_pair(spec(spoiled(tmp_path, poison)))
+
+
+def test_a_model_that_cannot_take_drafts_back_is_refused_before_its_weights_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(load, "fetch", lambda *args: pytest.fail("fetched"))
+    with pytest.raises(LoadError, match="mamba keep a state that cannot be taken back"):
+        load_pair(spec(write_model(tmp_path, "mamba", 1)))
+
+
+def test_a_model_that_writes_no_text_is_refused(tmp_path, folder):
+    write_model(tmp_path, "llama", 1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "vit"}))
+    with pytest.raises(LoadError, match="type vit, which is no causal language model"):
+        load_pair(spec(tmp_path))
+
+
+def test_a_config_that_makes_no_sense_is_refused(tmp_path):
+    write_model(tmp_path, "llama", 1)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": "many"}))
+    with pytest.raises(LoadError, match="config of .* cannot be used"):
+        load_pair(spec(tmp_path))
+
+
+def test_a_missing_tokenizer_is_refused(tmp_path):
+    write_model(tmp_path, "llama", 1)
+    for file in tmp_path.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(LoadError, match="tokenizer of .* cannot be read"):
+        load_pair(spec(tmp_path))
+
+
+def test_too_little_memory_is_refused_before_and_while_loading(folder, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(load.memory, "free_bytes", lambda device: 1000)
+        with pytest.raises(LoadError, match="too little memory"):
+            load_pair(spec(folder))
+
+    def full(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(LlamaForCausalLM, "from_pretrained", full)
+    with pytest.raises(LoadError, match="too little memory to load tiny-llama on cpu"):
+        load_pair(spec(folder))
+
+
+def test_a_failing_draft_leaves_no_target_behind(tmp_path, folder, monkeypatch):
+    def drop(tensors):
+        del tensors["model.norm.weight"]
+
+    draft = spoiled(tmp_path, drop)
+
+    read, models = load._read, []
+
+    def watched(plan):
+        model = read(plan)
+        models.append(weakref.ref(model))
+        return model
+
+    monkeypatch.setattr(load, "_read", watched)
+    with pytest.raises(LoadError, match="incomplete") as caught:
+        load_pair(spec(folder, draft))
+    assert caught.value and len(models) == 1 and models[0]() is None
+
+
+def test_sizes_that_bitsandbytes_cannot_take_are_refused(tmp_path, monkeypatch):
+    pytest.importorskip("bitsandbytes")
+    odd = write_model(tmp_path, "llama", 1)
+
+    def fail(*args):
+        raise RuntimeError("shape '[64, 1]' is invalid for input of size 96")
+
+    monkeypatch.setattr(load, "check_rollback", fail)
+    with pytest.raises(LoadError, match="bitsandbytes cannot run .* as nf4 on this machine"):
+        load_pair(spec(odd, quantize="nf4"))
+
+
+def test_the_embedded_draft_goes_with_the_embedded_target_only(folder):
+    with pytest.raises(LoadError, match="works with the embedded target only"):
+        load_pair(spec(folder, "embedded"))
+
+
+def test_a_card_that_is_not_there(folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(LoadError, match="no CUDA card"):
+        load_pair(spec(folder, device="cuda"))
+    assert choose_device("auto") == choose_device("cpu") == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto") == choose_device("cuda") == "cuda" and choose_device("cpu") == "cpu"
+
+
+def test_dtype(monkeypatch):
+    assert choose_dtype("float16", "cpu", 10**8) == torch.float16
+    assert choose_dtype("auto", "cuda", 10**8) == torch.bfloat16
+    assert choose_dtype("auto", "cpu", 10**8) == choose_dtype("auto", "cpu", None) == torch.float32
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    assert choose_dtype("auto", "cpu", 4 * 10**9) == torch.bfloat16
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert choose_dtype("auto", "cpu", 4 * 10**9) == torch.float32
+
+
+# The embedded models.
+
+
+def test_the_embedded_pair_without_wishes_takes_the_lean_path(monkeypatch):
+    lean = toy_pair(table(1, 3), table(2, 3))
+    monkeypatch.setattr(load, "load_embedded", lambda progress: lean)
+    automatic = dict(quantize="auto", draft_quantize="auto", device="auto")
+    assert load_pair(spec("embedded", "embedded", **automatic)) is lean
+    alone = load_pair(spec("embedded", **automatic))
+    assert alone.target is lean.target and alone.drafter is None
+    assert (alone.info.draft, alone.info.drafter, alone.info.draft_context_length) == ("", "plain", 0)
+
+
+@pytest.fixture
+def real_home(monkeypatch, embedded_home, embedded_folder):
+    monkeypatch.setenv("REDLINE_HOME", str(embedded_home))
+
+
+def test_the_embedded_draft_has_no_form_of_bitsandbytes():
+    with pytest.raises(LoadError, match="embedded draft cannot run as nf4"):
+        load_pair(spec("embedded", "embedded", draft_quantize="nf4"))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("form", ["nf4", "llm-int8", "int8", "none"])
+def test_the_embedded_target_in_other_forms(form, real_home, capsys):
+    """Both answer; how far a score depends on its neighbours and how fast it is are printed, not judged."""
+    pair = load_pair(spec("embedded", "embedded", quantize=form, draft_quantize="auto"))
+    assert pair.info.quantization == {"llm-int8": "llm.int8"}.get(form, form)
+    answers = {}
+    for k in (0, 3):
+        start = time.perf_counter()
+        answers[k], tokens = reply(pair, k, 48)
+        answer = answers[k]
+        assert answer.error is None and answer.text.strip() and answer.finish_reason in ("eos", "length")
+        speed = len(answer.token_ids) / (time.perf_counter() - start)
+        with capsys.disabled():
+            print(
+                f"\n{form}, K = {k}: {speed:.1f} tokens/s, {answer.num_rounds} rounds: {answer.text[:60]!r}"
+            )
+    assert answers[3].num_rounds < len(answers[3].token_ids)
+    found = row_dependence(pair.target)
+    assert found.later == 0
+    with capsys.disabled():
+        print(f"{form}: rows depend on later ones by {found.later:.1e}, on being alone by {found.alone:.1e}")
