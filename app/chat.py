@@ -7,21 +7,28 @@ Read / Redline switch do not queue, so they answer while a reply streams.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-from app import settings_panel
+from app import choosing, settings_panel
+from app.answer import Answer
 from app.charts import RoundsChart, rounds_value
-from app.conversation import PLAIN_CAPTION, Answer, Conversation, Desk, Refused
-from app.display import LATEX_DELIMITERS, as_html, show_question, show_reply
+from app.conversation import Conversation, Desk, Refused
+from app.display import LATEX_DELIMITERS, as_html
 from app.events import AT_ONCE, PRIVATE
 from app.figures import ENDINGS, FiguresPanel, comparison, figures_value
+from app.loading import LoadingRefused, LoadingState
+from app.masthead import loading_strip
+from app.read_view import chat_messages
 from app.record_panel import RecordPanel
+from app.settings_panel import SettingsPanel
 from app.token_view import RedlineView
+from core.models.catalogue import Entry
+from core.models.memory import gigabytes
 from core.settings import SettingsError
 from core.text import PromptError
 
@@ -55,7 +62,6 @@ COPY = """async (text) => {
   document.execCommand('copy');
   area.remove();
 }"""
-TOGGLE_SETTINGS = "() => { document.querySelector('#settings .toggle-button')?.click(); }"
 # Where the focus went with a button that is gone; never away from a token one is reading about, and not on
 # a touch screen, where it would bring the keyboard up.
 TO_MESSAGE = """() => {
@@ -69,8 +75,8 @@ TO_MESSAGE = """() => {
 class Chat:
     """Lays the chat out in the current block. ``mount`` connects it, ``open_page`` is its load handler."""
 
-    def __init__(self, desk: Desk):
-        self.desk = desk
+    def __init__(self, desk: Desk, panel: SettingsPanel):
+        self.desk, self.panel = desk, panel
         self._lay_out()
         self._connect()
 
@@ -80,11 +86,6 @@ class Chat:
         self.session = gr.State("")
         # The secret only has to be the same after a restart: the key it hides is the browser's own.
         self.browser = gr.BrowserState({}, storage_key="redline", secret="redline-conversation")
-        with gr.Sidebar(position="left", width=320, open=False, elem_id="settings", label="Settings"):
-            self.panel = settings_panel.build()
-        with gr.Row(elem_id="top"):
-            self.header = gr.HTML(header(None), elem_id="header", apply_default_css=False)
-            self.settings = gr.Button("Settings", size="sm", elem_id="open-settings", min_width=80)
         with gr.Row(elem_id="desk"):
             with gr.Column(elem_id="sheet-column", min_width=320, scale=3):
                 self._lay_out_sheet()
@@ -145,7 +146,13 @@ class Chat:
             self.copy = gr.Button("Copy", size="sm", interactive=False, elem_id="copy", min_width=60)
             self.clipboard = gr.Textbox(visible="hidden", elem_id="clipboard", label="Text to copy")
         self.loading = gr.HTML("", elem_id="loading", apply_default_css=False)
-        self.retry = gr.Button("Retry", visible=False, elem_id="retry")
+        with gr.Row(visible=False, elem_id="loading-actions") as self.loading_actions:
+            self.retry = gr.Button("Retry", size="sm", elem_id="retry", min_width=60)
+            self.dismiss = gr.Button("Dismiss", size="sm", elem_id="dismiss", min_width=60)
+        with gr.Row(visible=False, elem_id="offer") as self.offer:
+            self.offered = gr.HTML("", apply_default_css=False)
+            self.see_offer = gr.Button("See it under Models", size="sm", elem_id="see-offer", min_width=60)
+            self.no_offer = gr.Button("Not now", size="sm", elem_id="no-offer", min_width=60)
         with gr.Row(elem_id="composer", equal_height=True):
             self.message = gr.Textbox(
                 label="Message",
@@ -189,7 +196,6 @@ class Chat:
         self.plainly.click(
             self.answer_plainly, [self.session, self.browser, self.panel.record], everything, **REPLY
         )
-        self.settings.click(None, js=TOGGLE_SETTINGS, **AT_ONCE)
         self.stop.click(self.stop_reply, self.session, None, **AT_ONCE)
         self.view.input(self.switch, [self.view, self.session], everything, **AT_ONCE)
         self.copy.click(self.last_text, self.session, self.clipboard, **AT_ONCE).then(
@@ -198,45 +204,42 @@ class Chat:
         self.new.click(self.begin_anew, self.session, everything, **PRIVATE).then(
             None, js=TO_MESSAGE, **AT_ONCE
         )
+        # What may have changed the loader's state, for whoever shows it.
+        self.changing = [
+            self.retry.click(self.load_again, None, None, **AT_ONCE),
+            self.dismiss.click(self.desk.loader.dismiss, None, None, **AT_ONCE),
+        ]
+        self.no_offer.click(lambda: gr.update(visible=False), None, self.offer, **AT_ONCE)
         self.record.connect(self.session)
         self.record.yes.click(self.erase, [self.record.doomed, self.session], everything, **PRIVATE)
 
     def mount(self, page: gr.Blocks) -> None:
         """Connect what begins when the page is opened."""
-        loading = [self.header, self.loading, self.retry, self.message, self.send]
         page.load(self.open_page, self.browser, self.everything, concurrency_limit=None, **PRIVATE)
-        page.load(self.watch_loading, None, loading, concurrency_limit=None, **PRIVATE)
-        self.retry.click(self.load_again, None, loading, concurrency_limit=None, **PRIVATE)
 
     # ------------------------------------------------------------------ loading
 
-    def watch_loading(self) -> Iterator[dict]:
-        """Say how far the pair is until it is loaded or has failed."""
-        said = None
-        while True:
-            state = self.desk.loader.state
-            if state != said:
-                said = state
-                yield self._loading(state)
-            if state.engine is not None or state.failed:
-                return
-            time.sleep(0.2)
+    @property
+    def watching(self) -> list[gr.components.Component]:
+        """What ``show_loading`` changes."""
+        return [
+            self.loading, self.loading_actions, self.dismiss, self.message, self.send,
+            self.offer, self.offered,
+        ]  # fmt: skip
 
-    def load_again(self) -> Iterator[dict]:
-        self.desk.loader.start()
-        yield from self.watch_loading()
-
-    def _loading(self, state: Any) -> dict:
+    def show_loading(self, state: LoadingState) -> dict:
+        """The chat's part of a new state of the loader."""
         ready = state.engine is not None
-        placeholder = "Ask something" if ready else "The models are loading."
+        entry = choosing.offer(state) if self.desk.personal else None
+        waiting = "The models are loading." if state.loading else "No models are loaded."
         return {
-            self.header: header(state.engine.pair.info if ready else None),
-            self.loading: "" if ready else loading_strip(state),
-            self.retry: gr.update(visible=state.failed),
-            self.message: gr.update(
-                placeholder="The models are not loaded." if state.failed else placeholder
-            ),
+            self.loading: loading_strip(state),
+            self.loading_actions: gr.update(visible=state.failed),
+            self.dismiss: gr.update(visible=ready),
+            self.message: gr.update(placeholder="Ask something" if ready else waiting),
             self.send: gr.update(interactive=ready),
+            self.offer: gr.update(visible=entry is not None),
+            self.offered: offer_text(entry) if entry else "",
         }
 
     # ------------------------------------------------------------------ the conversation as a whole
@@ -288,6 +291,13 @@ class Chat:
         """The newest reply, exactly as it was written."""
         answer = self._conversation(session).current
         return answer.text if answer else ""
+
+    def load_again(self) -> None:
+        """Try the load that failed once more. Two clicks are one."""
+        state = self.desk.loader.state
+        if state.failed and (state.engine is None or self.desk.personal):
+            with contextlib.suppress(LoadingRefused):
+                self.desk.loader.start(state.spec)
 
     def stop_reply(self, session: str) -> None:
         self._conversation(session).stop()
@@ -367,7 +377,7 @@ class Chat:
                 seen = rounds
                 if now - figures_at >= FIGURES_EVERY:
                     figures_at = now
-                    update[self.figures] = self._figures(answer)
+                    update[self.figures] = figures_value(answer)
                 if now - plot_at >= PLOT_EVERY:
                     plot_at = now
                     update[self.chart] = rounds_value(answer.rounds)
@@ -388,7 +398,7 @@ class Chat:
         answer = conversation.current
         writing = answer is not None and not answer.done.is_set()
         ended = answer is not None and not writing
-        plain = ended and bool(conversation.last.kept and conversation.last.kept.settings.num_draft_tokens)
+        plain = ended and bool(conversation.last.kept and conversation.last.kept.drafted)
         return {
             self.session: conversation.key,
             **self._views(conversation),
@@ -399,7 +409,7 @@ class Chat:
             self.copy: gr.update(interactive=answer is not None),
             self.send: gr.update(visible=not writing),
             self.stop: gr.update(visible=writing),
-            self.figures: self._figures(answer),
+            self.figures: figures_value(answer),
             self.chart: rounds_value(answer.rounds if answer else ()),
             **self.record.shown(),
         }
@@ -423,10 +433,6 @@ class Chat:
             return {self.redline: conversation.drawn()}
         return {self.read: chat_messages(conversation)}
 
-    def _figures(self, answer: Answer | None) -> str:
-        engine = self.desk.engine
-        return figures_value(answer, engine.pair.info.context_length if engine else None)
-
     def _status(self, answer: Answer | None) -> str:
         sentence = "" if answer is None else status(answer, self.desk.engine)
         return f"<p role='status'>{as_html(sentence)}</p>" if sentence else ""
@@ -439,32 +445,14 @@ struck out, and what the editor wrote instead. What remains is distributed exact
 written alone.</p>
 </div>"""
 
-# A message of its own, so that no reply's text holds it.
-CAPTION = {"type": "text", "text": f"<div class='caption'>{PLAIN_CAPTION.capitalize()}</div>"}
 
-LOGO = (Path(__file__).resolve().parent.parent / "assets" / "logo.svg").read_text("utf-8")
-
-
-def header(info: Any | None) -> str:
-    """The wordmark and, once it is loaded, the pair: target, draft, precision, device."""
-    chip = ""
-    if info is not None:
-        parts = [info.target, info.draft, info.quantization, info.device]
-        chip = "<p class='pair' title='target · draft · precision of the target · device'>"
-        chip += " <i>·</i> ".join(f"<span>{as_html(part)}</span>" for part in parts) + "</p>"
-        if info.exactness_note:
-            chip += f"<p class='exactness'>{as_html(info.exactness_note)}</p>"
-    return f"<header class='masthead'><h1>{LOGO}<span>Redline</span></h1>{chip}</header>"
-
-
-def loading_strip(state: Any) -> str:
-    """How far loading is, in words and as a bar; after a failure, what to do."""
-    kind = "failed" if state.failed else "busy"
-    sentence = f"<p>{as_html(state.sentence)}</p>"
-    if state.failed:
-        return f"<div class='loading {kind}' role='alert'>{sentence}</div>"
-    value = "" if state.fraction is None else f" value='{min(max(state.fraction, 0), 1):.3f}'"
-    return f"<div class='loading {kind}' role='status'>{sentence}<progress max='1'{value}></progress></div>"
+def offer_text(entry: Entry) -> str:
+    """One line about a pair that this machine's card could run."""
+    needed = gigabytes(entry.needed_bytes("cuda"))
+    return (
+        f"<p>This computer's card has room for {as_html(entry.title)}: {needed} of memory, "
+        f"{gigabytes(entry.download_bytes)} to download.</p>"
+    )
 
 
 def remembered(conversation: Conversation) -> dict:
@@ -474,18 +462,6 @@ def remembered(conversation: Conversation) -> dict:
 
 def value_of(shown: dict, component: Any) -> dict:
     return {"value": shown[component]} if component in shown else {}
-
-
-def chat_messages(conversation: Conversation) -> list[dict]:
-    """The conversation for ``gr.Chatbot``; the texts are made for display, see ``app.display``."""
-    messages = []
-    for turn in conversation.turns:
-        messages.append({"role": "user", "content": [show_question(turn.question)]})
-        for answer in turn.shown:
-            if answer is turn.repeated:
-                messages.append({"role": "assistant", "content": [CAPTION]})
-            messages.append({"role": "assistant", "content": [show_reply(answer.text)]})
-    return messages
 
 
 def status(answer: Answer, engine: Any | None) -> str:
@@ -503,8 +479,10 @@ def status(answer: Answer, engine: Any | None) -> str:
     sentences = []
     if answer.finish_reason in ("cancelled", "length", "interrupted"):
         sentences.append(f"Ended: {ENDINGS[answer.finish_reason]}.")
-    if answer.dropped_messages:
+    prompt = answer.prompt
+    if prompt and prompt.dropped_messages:
         sentences.append(
-            f"The oldest {answer.dropped_messages} messages no longer fit the context and were left out."
+            f"The oldest {prompt.dropped_messages} messages no longer fit the context and were left out: "
+            "the system prompt and the newest turns stay."
         )
-    return " ".join(sentences)
+    return " ".join((*sentences, *(prompt.notes if prompt else ())))

@@ -9,6 +9,7 @@ Knows the engine, the store and the token view's encoding; no Gradio component.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import logging
 import threading
@@ -177,11 +178,12 @@ def rebuild(stored: StoredConversation) -> Conversation:
 class Desk:
     """All conversations of this process, the engine they share, and the record.
 
-    ``personal``: only one person can reach the page, so all of the record may be exported and deleted there.
+    ``personal``: only one person can reach the page, so all of the record may be exported and deleted there,
+    and other pairs be loaded. ``notices`` are sentences about the record that hold as long as it runs.
     """
 
-    def __init__(self, loader: Loader, store: Store, personal: bool = True):
-        self.loader, self.store, self.personal = loader, store, personal
+    def __init__(self, loader: Loader, store: Store, personal: bool = True, notices: Sequence[str] = ()):
+        self.loader, self.store, self.personal, self.notices = loader, store, personal, tuple(notices)
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
         self._lock = threading.Lock()
@@ -345,7 +347,9 @@ class Desk:
         turn.answers.append(answer)
         self._answers[answer.key] = answer
         conversation.writing = answer
-        threading.Thread(target=self._write, args=(engine, answer, record), name="reply", daemon=True).start()
+        # With the request's context: ZeroGPU charges the visitor's quota by it.
+        run, work = contextvars.copy_context().run, (self._write, engine, answer, record)
+        threading.Thread(target=run, args=work, name="reply", daemon=True).start()
         return answer
 
     def _write(self, engine: Any, answer: Answer, record: bool) -> None:

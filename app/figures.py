@@ -55,6 +55,7 @@ FIGURES = (
         "The seed of this reply: with it, the same settings and the same conversation give it again.",
     ),
 )
+METER = "<progress class='context-meter' max='1' value='0' aria-hidden='true'></progress>"
 WIDE = ("prefill", "reused", "context", "seed")
 
 ENDINGS = {
@@ -88,8 +89,7 @@ def FiguresPanel(**kw: object) -> gr.HTML:
     """The component; its value is what ``figures_value`` returns."""
     cells = "".join(
         f"<div class='figure{' wide' if name in WIDE else ''}' title='{as_html(meaning)}'><dt>{label}</dt>"
-        f"<dd data-figure='{name}'>{UNDEFINED}</dd></div>"
-        + ("<progress class='context-meter' max='1' aria-hidden='true'></progress>" * (name == "context"))
+        f"<dd data-figure='{name}'>{UNDEFINED}</dd>{METER if name == 'context' else ''}</div>"
         for name, label, meaning in FIGURES
     )
     meanings = "".join(f"<li><b>{label}</b> {as_html(meaning)}</li>" for _, label, meaning in FIGURES)
@@ -132,7 +132,9 @@ def figures_value(answer: Answer | None) -> str:
 
 def _prefill(answer: Answer) -> str | None:
     took, share = seconds(answer.prefill_seconds), answer.prefill_share
-    return took if took is None or share is None else f"{took}, {share:.0%} of the reply"
+    if took is None or share is None:
+        return took
+    return f"{took}, {'under 1%' if share < 0.005 else f'{share:.0%}'} of the reply"
 
 
 def _reused(answer: Answer) -> str | None:

@@ -43,7 +43,8 @@ def loading_strip(state: LoadingState) -> str:
     goes_on = ""
     if state.engine is not None:
         meanwhile = " meanwhile" if state.loading else ""
-        goes_on = f"<p class='goes-on'>The chat goes on with {as_html(state.engine.pair.info.target)}{meanwhile}.</p>"
+        name = as_html(state.engine.pair.info.target)
+        goes_on = f"<p class='goes-on'>The chat goes on with {name}{meanwhile}.</p>"
     sentence = f"<p>{as_html(state.sentence)}</p>"
     if not state.loading:
         kind = "failed" if state.failed else "idle"

@@ -5,22 +5,44 @@ Nothing on the page is fetched from elsewhere: fonts are the system's, scripts a
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+from app import api, zero_gpu
 from app.charts import PLOTLY_SCRIPT
 from app.chat import Chat
+from app.choosing import by_machine, offer
 from app.conversation import Desk
+from app.domains_tab import DomainsTab
+from app.events import AT_ONCE
 from app.loading import Loader, Progress
+from app.masthead import masthead
+from app.models_tab import ModelsTab
+from app.place import place_of_record
+from app.settings_panel import SettingsPanel
 from core.store import Store
 
 if TYPE_CHECKING:
     from app.launch import Options
+    from core.models.spec import PairSpec
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
+WATCH_SECONDS, LOADING_SECONDS = 3.0, 0.4  # between looks at the loader, idle and while it loads
+TOGGLE_SETTINGS = "() => { document.querySelector('#settings .toggle-button')?.click(); }"
+
+# How much of the window stands above the chat, so that the composer is always in it.
+MEASURE = """() => {
+  const above = [document.querySelector('#top'), document.querySelector('#tabs > .tab-wrapper')];
+  const measure = () => document.documentElement.style.setProperty(
+    '--above', `${Math.ceil(above[1].getBoundingClientRect().bottom + scrollY)}px`);
+  const watcher = new ResizeObserver(measure);
+  for (const part of above) watcher.observe(part);
+}"""
 
 SERIF = [
     "Charter",
@@ -112,9 +134,61 @@ def build(desk: Desk) -> gr.Blocks:
     with gr.Blocks(
         title="Redline", analytics_enabled=False, fill_width=True, delete_cache=(3600, 24 * 3600)
     ) as page:
-        chat = Chat(desk)
+        with gr.Sidebar(position="left", width=320, open=False, elem_id="settings", label="Settings"):
+            panel = SettingsPanel(desk.loader)
+        with gr.Row(elem_id="top"):
+            header = gr.HTML(masthead(None), elem_id="header", apply_default_css=False)
+            settings = gr.Button("Settings", size="sm", elem_id="open-settings", min_width=80)
+        settings.click(None, js=TOGGLE_SETTINGS, **AT_ONCE)
+        with gr.Tabs(elem_id="tabs") as tabs:
+            with gr.Tab("Chat", id="chat"):
+                chat = Chat(desk, panel)
+            with gr.Tab("Models", id="models") as tab:
+                models = ModelsTab(desk, tab)
+            with gr.Tab("Domains", id="domains"):
+                domains = DomainsTab(desk)
+        api.add(desk)
+        page.load(None, js=MEASURE, **AT_ONCE)
         chat.mount(page)
+        domains.mount(page)
+        _watch_loading(page, desk.loader, header, chat, models, panel)
+        _follow_offer(desk.loader, tabs, chat, models)
     return page
+
+
+def _watch_loading(
+    page: gr.Blocks, loader: Loader, header: gr.HTML, chat: Chat, models: ModelsTab, panel: SettingsPanel
+) -> None:
+    """Keep every open page told of what is loaded and how far loading is, whoever began it."""
+    parts = (chat, models, panel)
+    seen, timer = gr.State(0), gr.Timer(WATCH_SECONDS)
+    watching = [component for part in parts for component in part.watching]
+
+    def look(seen_number: int) -> dict:
+        state = loader.state
+        if state.number == seen_number:
+            return {seen: seen_number}
+        info = state.engine.pair.info if state.engine is not None else None
+        update = {seen: state.number, header: masthead(info)}
+        update[timer] = gr.Timer(LOADING_SECONDS if state.loading else WATCH_SECONDS)
+        for part in parts:
+            update |= part.show_loading(state)
+        return update
+
+    shown = [seen, timer, header, *watching]
+    gr.on([page.load, timer.tick], look, seen, shown, **AT_ONCE)
+    for event in (*chat.changing, *models.changing):
+        event.then(look, seen, shown, **AT_ONCE)
+
+
+def _follow_offer(loader: Loader, tabs: gr.Tabs, chat: Chat, models: ModelsTab) -> None:
+    """The chat's offer leads to the picker, where the offered pair is chosen already."""
+
+    def see() -> dict:
+        entry = offer(loader.state)
+        return {tabs: gr.Tabs(selected="models"), **(models.look_at(entry) if entry else {})}
+
+    chat.see_offer.click(see, None, [tabs, *models.choice], **AT_ONCE)
 
 
 def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False, wait: bool = True) -> None:
@@ -133,7 +207,7 @@ def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False, wait: 
         footer_links=[],
         favicon_path=ASSETS / "logo.svg",
         theme=theme(),
-        css_paths=[ASSETS / "page.css"],
+        css_paths=[ASSETS / "page.css", ASSETS / "domains.css"],
         ssr_mode=False,
         pwa=False,
         mcp_server=False,
@@ -141,23 +215,38 @@ def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False, wait: 
 
 
 def serve(options: Options, port: int) -> None:
-    """Open the page and load the pair behind it."""
-    loader = Loader(load_engine)
-    loader.start()
-    desk = Desk(loader, Store(options.db), options.personal)
-    page = build(desk)
+    """Open the page and load the pair behind it. Returns when the page is closed."""
+    loader = Loader(load_engine, release)
+    # On ZeroGPU only what is loaded before the launch reaches a GPU.
+    loader.start(options.pair, wait=zero_gpu.active())
+    path, notices = place_of_record(options.db, os.environ)
+    store = Store(path)
+    page = build(Desk(loader, store, options.personal, notices))
     shown = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    print(f"Redline is at http://{shown}:{port}", flush=True)
+    print("\n".join((*notices, f"Redline is at http://{shown}:{port}")), flush=True)
     try:
         launch(page, options.host, port, share=options.share)
     except OSError:
         sys.exit(f"Port {port} was taken while Redline started: start it again.")
+    finally:
+        store.close()
 
 
-def load_engine(progress: Progress) -> object:
-    """The embedded pair's engine. torch is imported here, in the loading thread: the page is up sooner."""
+def load_engine(spec: PairSpec | None, progress: Progress) -> Any:
+    """The engine of the pair asked for, or of the one this machine suggests where ``spec`` is None.
+
+    torch is imported here, in the loading thread: the page is up sooner. Raises LoadError.
+    """
     progress("Starting PyTorch.", None)
     from core.engine import Engine
-    from core.models.embedded import load_embedded
+    from core.models.load import load_pair
 
-    return Engine(load_embedded(progress))
+    return zero_gpu.engine(Engine(load_pair(spec or by_machine(), progress)))
+
+
+def release() -> None:
+    """Give memory back that no engine needs any more, a card's too."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -83,9 +83,9 @@ class RecordPanel:
 
     def shown(self) -> dict:
         """The panel as it is to be now."""
-        problem = self.desk.store.problem
-        said = f"<p class='notice' role='status'>{as_html(problem)}</p>" if problem else ""
-        return {self.notice: TITLE + said}
+        sentences = filter(None, (*self.desk.notices, self.desk.store.problem))
+        said = (f"<p class='notice' role='status'>{as_html(sentence)}</p>" for sentence in sentences)
+        return {self.notice: TITLE + "".join(said)}
 
     def answered(self) -> dict:
         """The question about a deletion, put away."""

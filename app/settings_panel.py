@@ -1,20 +1,34 @@
 """The settings of the next reply, in the side panel: each with one line that says what it does.
 
 ``SettingsPanel.inputs`` are the components, in the order in which ``read_settings`` takes their
-values. What is allowed is decided by ``core.settings``, once for page and terminal.
+values. What is allowed is decided by ``core.settings``, once for page and terminal. What a model itself
+suggests is shown, and fills the fields at a press: what the panel shows is what is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import gradio as gr
 
+from app.display import as_html
+from app.events import AT_ONCE
+from app.loading import Loader, LoadingState
 from core.records import DOMAINS, Settings
 from core.settings import MAX_DRAFT_TOKENS, MAX_NEW_TOKENS, parse_settings
 
 DEFAULTS = Settings()
 DOMAIN_NAMES = {"auto": "Detect", "maths": "Maths", "structured": "Structured data"}
+
+# The fields that a model may suggest, and their names in a sentence.
+SUGGESTIBLE = {
+    "temperature": "temperature",
+    "top_k": "top-k",
+    "top_p": "top-p",
+    "min_p": "min-p",
+    "repetition_penalty": "repetition penalty",
+}
 
 
 @dataclass(frozen=True)
@@ -26,95 +40,131 @@ class Choices:
     record: bool
 
 
-@dataclass(frozen=True)
 class SettingsPanel:
-    """The panel's components. ``system`` is separate: it belongs to the conversation, not to a reply."""
+    """Lays the panel out in the current block. ``system`` belongs to the conversation, not to a reply."""
 
-    system: gr.Textbox
-    record: gr.Checkbox
-    inputs: list[gr.components.Component]
+    def __init__(self, loader: Loader):
+        self._loader = loader
+        gr.HTML("<h2 class='panel-title'>Settings</h2>", apply_default_css=False)
+        self.inputs: list[gr.components.Component] = [*self._drafting(), *self._sampling(), *self._length()]
+        self.domain = gr.Dropdown(
+            [(DOMAIN_NAMES.get(name, name.capitalize()), name) for name in ("auto", *DOMAINS)],
+            value="auto",
+            label="Kind of text",
+            info="What the record files tokens under; detected by span, or as you say.",
+            elem_id="domain",
+        )
+        self.system = gr.Textbox(
+            "",
+            label="System prompt",
+            info="Told to the model before the conversation.",
+            lines=2,
+            max_lines=8,
+            elem_id="system",
+        )
+        self.record = gr.Checkbox(
+            True, label="Record", info="Keep replies, rounds and tokens in the database.", elem_id="record"
+        )
+        self.inputs += [self.domain, self.record]
+        self.use_suggested.click(self._suggested, None, [*self._suggestible.values()], **AT_ONCE)
+
+    def _drafting(self) -> list[gr.components.Component]:
+        return [
+            gr.Checkbox(
+                True,
+                label="Speculative decoding",
+                info="Off: the target writes alone, one token a pass.",
+                elem_id="speculate",
+            ),
+            gr.Slider(
+                0,
+                MAX_DRAFT_TOKENS,
+                DEFAULTS.num_draft_tokens,
+                step=1,
+                label="Draft tokens (K)",
+                info="How many tokens the draft proposes in a round.",
+                elem_id="num-draft-tokens",
+            ),
+        ]
+
+    def _sampling(self) -> list[gr.components.Component]:
+        fields = {
+            "temperature": gr.Slider(
+                0,
+                2,
+                DEFAULTS.temperature,
+                step=0.05,
+                label="Temperature",
+                info="0 always takes the most likely token.",
+                elem_id="temperature",
+            )
+        }
+        with gr.Row():
+            fields["top_k"] = _short("Top-k", "k likeliest; 0 is off.", DEFAULTS.top_k)
+            fields["top_p"] = _short("Top-p", "Up to this sum; 1 is off.", DEFAULTS.top_p)
+        with gr.Row():
+            fields["min_p"] = _short("Min-p", "Of the likeliest; 0 is off.", DEFAULTS.min_p)
+            fields["repetition_penalty"] = _short(
+                "Repetition penalty", "Above 1: fewer; 1 is off.", DEFAULTS.repetition_penalty
+            )
+        with gr.Row(visible=False, elem_id="suggestion") as self.suggestion:
+            self.suggested = gr.HTML("", apply_default_css=False)
+            self.use_suggested = gr.Button(
+                "Use the model's own", size="sm", elem_id="use-suggested", min_width=60
+            )
+        self._suggestible = fields
+        return list(fields.values())
+
+    def _length(self) -> list[gr.components.Component]:
+        with gr.Row():
+            most = _short(
+                "Most tokens", f"In a reply, to {MAX_NEW_TOKENS}.", DEFAULTS.max_new_tokens, "max-new-tokens"
+            )
+            seed = _short("Seed", "Blank: a new one.", "", placeholder="random")
+        stop = gr.Textbox(
+            "",
+            label="Stop strings",
+            info="One a line; the reply ends before it.",
+            lines=2,
+            elem_id="stop-strings",
+        )
+        return [most, seed, stop]
+
+    @property
+    def watching(self) -> list[gr.components.Component]:
+        """What ``show_loading`` changes."""
+        return [self.suggestion, self.suggested]
+
+    def show_loading(self, state: LoadingState) -> dict:
+        """The panel's part of a new state of the loader."""
+        said = suggestion(state.engine.pair.suggested) if state.engine is not None else ""
+        return {self.suggestion: gr.update(visible=bool(said)), self.suggested: said}
+
+    def _suggested(self) -> dict:
+        """The fields as the loaded model suggests them; what it does not name is off, as there."""
+        engine = self._loader.state.engine
+        given = engine.pair.suggested if engine is not None else {}
+        off = {"top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}
+        values = {**off, **{name: value for name, value in given.items() if name in SUGGESTIBLE}}
+        return {
+            self._suggestible[name]: value if name == "temperature" else f"{value:g}"
+            for name, value in values.items()
+        }
 
 
-def build() -> SettingsPanel:
-    """Lay the panel out in the current Gradio block."""
-    gr.HTML("<h2 class='panel-title'>Settings</h2>", apply_default_css=False)
-    speculate = gr.Checkbox(
-        True,
-        label="Speculative decoding",
-        info="Off: the target writes alone, one token a pass.",
-        elem_id="speculate",
-    )
-    num_draft_tokens = gr.Slider(
-        0,
-        MAX_DRAFT_TOKENS,
-        DEFAULTS.num_draft_tokens,
-        step=1,
-        label="Draft tokens (K)",
-        info="How many tokens the draft proposes in a round.",
-        elem_id="num-draft-tokens",
-    )
-    temperature = gr.Slider(
-        0,
-        2,
-        DEFAULTS.temperature,
-        step=0.05,
-        label="Temperature",
-        info="0 always takes the most likely token.",
-    )
-    with gr.Row():
-        top_k = gr.Textbox("0", label="Top-k", info="k likeliest; 0 is off.", min_width=110, elem_id="top-k")
-        top_p = gr.Textbox(
-            "1", label="Top-p", info="Up to this sum; 1 is off.", min_width=110, elem_id="top-p"
-        )
-    with gr.Row():
-        max_new_tokens = gr.Textbox(
-            str(DEFAULTS.max_new_tokens),
-            label="Most tokens",
-            info=f"In a reply, to {MAX_NEW_TOKENS}.",
-            min_width=110,
-            elem_id="max-new-tokens",
-        )
-        seed = gr.Textbox(
-            "", label="Seed", info="Blank: a new one.", min_width=110, placeholder="random", elem_id="seed"
-        )
-    stop = gr.Textbox(
-        "",
-        label="Stop strings",
-        info="One a line; the reply ends before it.",
-        lines=2,
-        elem_id="stop-strings",
-    )
-    domain = gr.Dropdown(
-        [(DOMAIN_NAMES.get(name, name.capitalize()), name) for name in ("auto", *DOMAINS)],
-        value="auto",
-        label="Kind of text",
-        info="What the record files tokens under; detected by span, or as you say.",
-        elem_id="domain",
-    )
-    system = gr.Textbox(
-        "",
-        label="System prompt",
-        info="Told to the model before the conversation.",
-        lines=2,
-        max_lines=8,
-        elem_id="system",
-    )
-    record = gr.Checkbox(
-        True, label="Record", info="Keep replies, rounds and tokens in the database.", elem_id="record"
-    )
-    inputs = [
-        speculate,
-        num_draft_tokens,
-        temperature,
-        top_k,
-        top_p,
-        max_new_tokens,
-        seed,
-        stop,
-        domain,
-        record,
-    ]
-    return SettingsPanel(system, record, inputs)
+def _short(
+    label: str, info: str, value: object, elem_id: str | None = None, placeholder: str | None = None
+) -> gr.Textbox:
+    """A field of half the panel's width."""
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    elem_id = elem_id or label.lower().replace(" ", "-")
+    return gr.Textbox(text, label=label, info=info, min_width=110, elem_id=elem_id, placeholder=placeholder)
+
+
+def suggestion(suggested: Mapping[str, float]) -> str:
+    """What a model suggests, in one line; "" where it suggests nothing."""
+    said = [f"{SUGGESTIBLE[name]} {value:g}" for name, value in suggested.items() if name in SUGGESTIBLE]
+    return f"<p>The model suggests {as_html(', '.join(said))}.</p>" if said else ""
 
 
 def read_settings(
@@ -123,6 +173,8 @@ def read_settings(
     temperature: object,
     top_k: object,
     top_p: object,
+    min_p: object,
+    repetition_penalty: object,
     max_new_tokens: object,
     seed: object,
     stop: str,
@@ -134,6 +186,8 @@ def read_settings(
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
         num_draft_tokens=num_draft_tokens if speculate else 0,
         max_new_tokens=max_new_tokens,
         stop=stop,

@@ -11,12 +11,26 @@ from app.answer import Answer
 from app.chat import READ, Chat, status
 from app.conversation import FIRST, Desk
 from app.loading import Loader, LoadingState
+from app.settings_panel import SettingsPanel
 from core.chat import Prompt
 from core.records import Settings
 from core.store import Store
 from tests.app.toy import PAIR, ToyEngine
 
-PANEL = (True, 4, 0.7, "0", "1", "512", "7", "", "auto", True)  # in the order of settings_panel.inputs
+PANEL = (
+    True,
+    4,
+    0.7,
+    "0",
+    "1",
+    "0",
+    "1",
+    "512",
+    "7",
+    "",
+    "auto",
+    True,
+)  # in the order of settings_panel.inputs
 
 
 @pytest.fixture
@@ -24,7 +38,7 @@ def chat(tmp_path: Path) -> Chat:
     loader = Loader(lambda spec, progress: None)
     loader.state = LoadingState("Ready.", 1.0, engine=ToyEngine("one two three " * 20, pause=0.02))
     with gr.Blocks(analytics_enabled=False):
-        return Chat(Desk(loader, Store(tmp_path / "record.db")))
+        return Chat(Desk(loader, Store(tmp_path / "record.db")), SettingsPanel(loader))
 
 
 @pytest.mark.parametrize("doomed", ["one", "all"])

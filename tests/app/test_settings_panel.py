@@ -5,7 +5,8 @@ import inspect
 import gradio as gr
 import pytest
 
-from app.settings_panel import build, read_settings
+from app.loading import Loader
+from app.settings_panel import SettingsPanel, read_settings
 from core.records import Settings
 from core.settings import SettingsError
 
@@ -15,6 +16,8 @@ PANEL = {
     "temperature": 0.7,
     "top_k": "0",
     "top_p": "1",
+    "min_p": "0",
+    "repetition_penalty": "1",
     "max_new_tokens": "512",
     "seed": "1",
     "stop": "",
@@ -25,7 +28,7 @@ PANEL = {
 
 def test_the_panel_as_it_is_first_shown_means_the_defaults():
     with gr.Blocks(analytics_enabled=False):
-        panel = build()
+        panel = SettingsPanel(Loader(lambda spec, progress: None))
     values = [component.value for component in panel.inputs]
     assert list(inspect.signature(read_settings).parameters) == list(PANEL)
     choices = read_settings(*values)
@@ -43,6 +46,8 @@ def test_speculation_off_is_k_0():
     [
         ("top_k", "many", "Top-k must be a whole number"),
         ("top_p", "2", "Top-p must be a number"),
+        ("min_p", "1.5", "Min-p must be a number"),
+        ("repetition_penalty", "0", "Repetition penalty must be a number"),
         ("max_new_tokens", "0", "Maximum new tokens must be a whole number"),
         ("seed", "1.5", "Seed must be a whole number"),
         ("num_draft_tokens", 17, "Draft tokens \\(K\\) must be"),

@@ -26,7 +26,9 @@ from core.domains import DomainTracker
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
 from tests.core import builders
 
-PAIR = replace(builders.PAIR, target="Toy-135M", draft="Toy-draft", context_length=2048)
+PAIR = replace(
+    builders.PAIR, target="Toy-135M", draft="Toy-draft", draft_quantization="int8", context_length=2048
+)
 
 PIECE = re.compile(r"\s?\w+|\s+(?=\s)|\s?[^\w\s]|\s")
 END = "<|im_end|>"
@@ -285,7 +287,10 @@ def main() -> None:
         for step in range(10):
             progress("Unpacking the toy.", step / 10)
             time.sleep(0.2)
-        return ToyEngine(LETTER * 2, pause=0.03)
+        names = {"pair": spec.name, "target": spec.target, "draft": spec.draft or ""} if spec else {}
+        engine = ToyEngine(LETTER * 2, pause=0.03, info=replace(PAIR, **names))
+        engine.pair.suggested = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+        return engine
 
     loader = Loader(load)
     loader.start()

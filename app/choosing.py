@@ -1,0 +1,94 @@
+"""What a person weighs before a pair is loaded: memory needed and free, what has to be downloaded, what fits.
+
+Asks ``core.models`` and knows no component and no page. Nothing here imports torch before a pair was loaded
+or is looked for on a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from app.loading import LoadingState
+from core.models import Progress, checkpoint, memory
+from core.models.catalogue import CATALOGUE, WIDE, Entry, Model, fitting, spec
+from core.models.checkpoint import is_here
+from core.models.errors import LoadError
+from core.models.spec import CUSTOM, EMBEDDED, PairSpec, SpecError, automatic_form, source_kind
+
+FORMS = ("quantize", "draft_quantize", "device", "dtype")  # fields of PairSpec that say how a pair runs
+
+
+def device_of(asked: str) -> str:
+    """ "cuda" or "cpu": where a pair of this device setting would run on this machine."""
+    return "cuda" if asked != "cpu" and memory.free_bytes("cuda") is not None else "cpu"
+
+
+def needed_bytes(entry: Entry, how: Mapping[str, str]) -> int:
+    """Memory that loading ``entry`` takes at most, where ``how`` maps ``FORMS`` to what was chosen.
+
+    The project's own int8 and int4 are packed from weights that are whole at first.
+    """
+    device = device_of(how["device"])
+
+    def most(model: Model, form: str, draft: bool) -> int:
+        form = automatic_form(device, draft) if form == "auto" else form
+        forms = {form, "none"} if form in ("int8", "int4") else {form}
+        return max(memory.needed_bytes(model.config, one, WIDE) or 0 for one in forms)
+
+    target = most(entry.target_model, how["quantize"], False)
+    return target + most(entry.draft_model, how["draft_quantize"], True) + memory.OVERHEAD
+
+
+def chosen(name: str, target: str, draft: str, how: Mapping[str, str]) -> PairSpec:
+    """The pair of that name in the catalogue, or the custom one. Raises SpecError with one sentence."""
+    if name != CUSTOM:
+        return replace(spec(name), **how)
+    target, draft = target.strip(), draft.strip()
+    if not target:
+        raise SpecError("Name a target: a hub id (owner/name), a folder, or a .gguf file.")
+    for source in filter(None, (target, draft)):
+        source_kind(source)
+    return PairSpec(name=CUSTOM, target=target, draft=draft or None, **how)
+
+
+def bytes_to_download(pair: PairSpec, progress: Progress | None = None) -> int:
+    """What loading ``pair`` would fetch from the hub; 0 where all of it is on this disk.
+
+    Asks the hub about models that the catalogue does not know. Raises LoadError.
+    """
+    try:
+        missing = [source for source in (pair.target, pair.draft) if source and not is_here(source)]
+    except SpecError as error:
+        raise LoadError(str(error)) from error
+    return sum(_download_bytes(source, progress) for source in missing)
+
+
+def _download_bytes(source: str, progress: Progress | None) -> int:
+    for entry in CATALOGUE.values():
+        for model in (entry.target_model, entry.draft_model):
+            if model.repo == source:
+                return model.download_bytes
+    found = checkpoint.inspect(source, progress)
+    return 0 if found.cached else found.weight_bytes
+
+
+def suggestion() -> Entry | None:
+    """The catalogue's pair that fits this machine's card; None without a card or where none fits."""
+    free = memory.free_bytes("cuda")
+    return None if free is None else fitting(free, "cuda")
+
+
+def offer(state: LoadingState) -> Entry | None:
+    """A pair to offer while the embedded one runs only because nobody has chosen; or None."""
+    if state.engine is None or state.loading or state.spec is not None:
+        return None
+    return suggestion() if state.engine.pair.info.pair == EMBEDDED else None
+
+
+def by_machine() -> PairSpec:
+    """What runs where nobody has said: the suggested pair if it is on this disk, else the embedded one."""
+    entry = suggestion()
+    if entry is not None and is_here(entry.target) and is_here(entry.draft):
+        return spec(entry.name)
+    return spec(EMBEDDED)

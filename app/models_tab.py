@@ -1,0 +1,335 @@
+"""The Models tab: what runs, and a picker for another pair.
+
+A pair is loaded by ``desk.loader`` in its own thread; this tab says what it would take before and how far it
+is meanwhile. Only a personal page may change what runs, for everybody who is connected shares it; elsewhere
+the tab only tells. Names, licences and sentences come from strangers' files: all is shown as inert text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import gradio as gr
+
+from app import choosing, zero_gpu
+from app.conversation import Desk
+from app.display import as_html
+from app.events import AT_ONCE, PRIVATE
+from app.loading import LoadingRefused, LoadingState
+from app.masthead import loading_strip, precision
+from core.models.catalogue import CATALOGUE, Entry
+from core.models.errors import LoadError
+from core.models.memory import free_bytes, gigabytes
+from core.models.spec import CUSTOM, DEVICES, DTYPES, EMBEDDED, QUANTIZE, PairSpec, SpecError
+from core.records import PairInfo
+
+FORM_NAMES = {
+    "auto": "What suits the device",
+    "none": "Not quantised",
+    "int8": "int8, for processors",
+    "int4": "int4, for processors",
+    "nf4": "NF4",
+    "llm-int8": "LLM.int8",
+}
+DEVICE_NAMES = {"auto": "A card where there is one", "cpu": "Processor", "cuda": "CUDA card"}
+DRAFTERS = {"model": "by the draft model", "plain": "none: the target writes alone"}
+DTYPE_NAMES = {"auto": "What suits the device"}
+
+SHARED = "Everybody who reaches this page shares one pair, so only its owner chooses it, where it is started."
+ZERO_GPU = (
+    "On ZeroGPU the pair is chosen by the Space's variables, because models reach the GPU only from the "
+    "start."
+)
+EMBEDDED_PAIR = "SmolLM2-135M-Instruct and a draft distilled for it. It comes with Redline."
+TOO_LITTLE = (
+    "This needs more memory than is free: unload what runs first, quantise further, or choose a smaller pair."
+)
+MEASURE_AGAIN = (
+    "The figures on record for this pair came from other weights of the same name: measure it again before "
+    "comparing."
+)
+AUTOMATIC = dict.fromkeys(choosing.FORMS, "auto")
+ASK_HUB = "Asking how much there is to download."
+
+
+class ModelsTab:
+    """Lays itself out in the current block; opening ``tab``, which it is in, brings it up to date."""
+
+    def __init__(self, desk: Desk, tab: gr.Tab):
+        self.desk = desk
+        self.may_choose = desk.personal and not zero_gpu.active()
+        with gr.Row(elem_id="models"):
+            with gr.Column(elem_id="models-runs", min_width=320, scale=1):
+                gr.HTML("<h2 class='margin-title'>What runs</h2>", apply_default_css=False)
+                self.runs = gr.HTML("", elem_id="runs", apply_default_css=False)
+                self.unload = gr.Button(
+                    "Unload", size="sm", interactive=False, elem_id="unload", visible=self.may_choose
+                )
+                if not self.may_choose:
+                    reason = ZERO_GPU if zero_gpu.active() else SHARED
+                    gr.HTML(f"<p class='quiet'>{as_html(reason)}</p>", apply_default_css=False)
+            with gr.Column(elem_id="models-picker", min_width=320, scale=2, visible=self.may_choose):
+                self._lay_out_picker()
+        self._connect(tab)
+
+    def _lay_out_picker(self) -> None:
+        gr.HTML("<h2 class='margin-title'>Another pair</h2>", apply_default_css=False)
+        with gr.Row(elem_id="models-choice"):
+            self.pair = gr.Radio(
+                [("The embedded pair", EMBEDDED)]
+                + [(entry.title, name) for name, entry in CATALOGUE.items()]
+                + [("A pair of your own", CUSTOM)],
+                value=EMBEDDED,
+                label="Pair",
+                show_label=False,
+                container=False,
+                elem_id="pair-choice",
+                min_width=220,
+            )
+            with gr.Column(min_width=260, scale=2):
+                self.facts = gr.HTML("", elem_id="pair-facts", apply_default_css=False)
+                with gr.Column(visible=False, elem_id="custom-pair") as self.custom:
+                    self.target = gr.Textbox(
+                        label="Target",
+                        info="The big model: a hub id (owner/name), a folder, or a .gguf file.",
+                        elem_id="custom-target",
+                    )
+                    self.draft = gr.Textbox(
+                        label="Draft",
+                        info="The small one, with the same tokenizer; blank lets the target write alone.",
+                        elem_id="custom-draft",
+                    )
+                with gr.Accordion("How it runs", open=False, elem_id="pair-form"):
+                    self.how = [
+                        gr.Dropdown(choices, value="auto", label=label, elem_id=f"pair-{name}", min_width=150)
+                        for name, label, choices in (
+                            ("quantize", "Quantisation of the target", _named(QUANTIZE, FORM_NAMES)),
+                            ("draft_quantize", "Quantisation of the draft", _named(QUANTIZE, FORM_NAMES)),
+                            ("device", "Device", _named(DEVICES, DEVICE_NAMES)),
+                            ("dtype", "Type of activations", _named(DTYPES, DTYPE_NAMES)),
+                        )
+                    ]
+                self.load = gr.Button("Load", variant="primary", elem_id="load-pair", min_width=84)
+                self.doomed = gr.State(None)  # the pair that is asked about
+                with gr.Column(visible=False, elem_id="confirm-load") as self.confirm:
+                    self.question = gr.HTML("", apply_default_css=False)
+                    with gr.Row():
+                        self.yes = gr.Button(
+                            "Load", variant="primary", size="sm", elem_id="load-yes", min_width=84
+                        )
+                        self.no = gr.Button("Not now", size="sm", elem_id="load-no", min_width=84)
+                self.progress = gr.HTML("", elem_id="models-loading", apply_default_css=False)
+
+    def _connect(self, tab: gr.Tab) -> None:
+        chosen = [self.pair, self.target, self.draft, *self.how]
+        asked = [self.doomed, self.question, self.confirm, self.load, self.progress]
+        tab.select(self.refresh, chosen, [self.runs, self.facts], **AT_ONCE)
+        gr.on(
+            [component.change for component in (self.pair, *self.how)],
+            self.choose,
+            chosen,
+            [self.facts, self.custom, *asked],
+            **AT_ONCE,
+        )
+        self.no.click(self.not_now, None, asked, **AT_ONCE)
+        # What may have changed the loader's state, for whoever shows it.
+        self.changing = [
+            self.load.click(self.ask, chosen, asked, **PRIVATE),
+            self.yes.click(self.agree, self.doomed, asked, **AT_ONCE),
+            self.unload.click(self.give_up, None, None, **PRIVATE),
+        ]
+
+    # ------------------------------------------------------------------ what is shown
+
+    @property
+    def choice(self) -> list[gr.components.Component]:
+        """What ``look_at`` changes."""
+        return [self.pair, self.facts, self.custom, *self.how]
+
+    @property
+    def watching(self) -> list[gr.components.Component]:
+        """What ``show_loading`` changes."""
+        return [self.runs, self.unload, self.load, self.progress]
+
+    def show_loading(self, state: LoadingState) -> dict:
+        """The tab's part of a new state of the loader."""
+        return {
+            self.runs: self._running(state),
+            self.unload: gr.update(interactive=state.engine is not None and not state.loading),
+            self.load: gr.update(interactive=not state.loading),
+            self.progress: loading_strip(state) if state.loading or state.failed else "",
+        }
+
+    def refresh(self, name: str, target: str, draft: str, *how: str) -> tuple[str, str]:
+        """What changes with time: memory free and held."""
+        return self._running(self.desk.loader.state), facts(name, _how(how))
+
+    def choose(self, name: str, target: str, draft: str, *how: str) -> dict:
+        """Another pair is looked at."""
+        return {
+            self.facts: facts(name, _how(how)),
+            self.custom: gr.update(visible=name == CUSTOM),
+            **self.not_now(),
+        }
+
+    def _running(self, state: LoadingState) -> str:
+        engine = state.engine
+        if engine is None:
+            return f"<p class='quiet'>{as_html(state.sentence)}</p>"
+        info = engine.pair.info
+        notes = list(engine.pair.notes)
+        if self.desk.store.changed_since_measured(info):
+            notes.insert(0, MEASURE_AGAIN)
+        return running(info, notes, engine.cache_bytes, engine.cache_limit)
+
+    # ------------------------------------------------------------------ loading
+
+    def ask(self, name: str, target: str, draft: str, *how: str) -> Iterator[dict]:
+        """Load the chosen pair, or ask first where gigabytes would be downloaded."""
+        if not self.may_choose:
+            return
+        try:
+            pair = choosing.chosen(name, target, draft, _how(how))
+            yield {**self.not_now(), self.progress: f"<p class='quiet'>{ASK_HUB}</p>"}
+            download = choosing.bytes_to_download(pair)
+        except (SpecError, LoadError) as error:
+            yield {self.progress: failure(str(error))}
+            return
+        if download:
+            yield {
+                self.doomed: pair,
+                self.question: f"<p role='alert'>This downloads {gigabytes(download)}.</p>",
+                self.confirm: gr.update(visible=True),
+                self.load: gr.update(visible=False),
+                self.progress: "",
+            }
+        else:
+            yield {self.progress: self._begin(pair)}
+
+    def agree(self, pair: PairSpec | None) -> dict:
+        """Load what was asked about."""
+        said = self._begin(pair) if pair is not None and self.may_choose else ""
+        return {**self.not_now(), self.progress: said}
+
+    def not_now(self) -> dict:
+        """The question, put away."""
+        return {self.doomed: None, self.confirm: gr.update(visible=False), self.load: gr.update(visible=True)}
+
+    def look_at(self, entry: Entry) -> dict:
+        """The picker at this pair of the catalogue, in the forms that suit the device."""
+        return {
+            self.pair: entry.name,
+            self.facts: facts(entry.name, AUTOMATIC),
+            self.custom: gr.update(visible=False),
+            **dict.fromkeys(self.how, "auto"),
+        }
+
+    def _begin(self, pair: PairSpec) -> str:
+        try:
+            self.desk.loader.start(pair)
+        except LoadingRefused as error:
+            return failure(str(error))
+        return loading_strip(self.desk.loader.state)
+
+    def give_up(self) -> None:
+        if not self.may_choose:
+            return
+        try:
+            self.desk.loader.unload()
+        except LoadingRefused as error:
+            gr.Warning(str(error))
+
+
+def _named(values: tuple[str, ...], names: dict[str, str]) -> list[tuple[str, str]]:
+    return [(names.get(value, value), value) for value in values]
+
+
+def _how(values: tuple[str, ...]) -> dict[str, str]:
+    return dict(zip(choosing.FORMS, values, strict=True))
+
+
+def failure(sentence: str) -> str:
+    return f"<div class='loading failed' role='alert'><p>{as_html(sentence)}</p></div>"
+
+
+def rows(pairs: list[tuple[str, str | None]]) -> str:
+    """A list of names and values, each inert; what is None or empty is left out."""
+    shown = (
+        f"<div><dt>{as_html(name)}</dt><dd>{as_html(value)}</dd></div>" for name, value in pairs if value
+    )
+    return f"<dl class='facts'>{''.join(shown)}</dl>"
+
+
+def model(role: str, name: str, pairs: list[tuple[str, str | None]]) -> str:
+    """One of the two models that run."""
+    head = f"<p class='role'>{role}</p><h3>{as_html(name)}</h3>"
+    return f"<section class='model'>{head}{rows(pairs)}</section>"
+
+
+def running(info: PairInfo, notes: list[str], cache_bytes: int, cache_limit: int) -> str:
+    """The pair that runs, as it runs."""
+    target = [
+        ("Runs as", precision(info.quantization, info.dtype)),
+        ("Context", f"{info.context_length:,} tokens"),
+        ("Fingerprint", info.target_fingerprint[:12]),
+    ]
+    draft = [
+        ("Runs as", precision(info.draft_quantization, info.draft_dtype)),
+        ("Context", f"{info.draft_context_length:,} tokens"),
+        ("Fingerprint", info.draft_fingerprint[:12]),
+    ]
+    kept = f"{megabytes(cache_bytes)} of {megabytes(cache_limit)}" if cache_limit else None
+    shown = model("Target", info.target, target)
+    shown += model("Draft", info.draft, draft) if info.draft else model("Draft", "none", [])
+    shown += rows(
+        [
+            ("Device", info.device),
+            ("Drafting", DRAFTERS.get(info.drafter, info.drafter)),
+            ("Read and kept", kept),
+        ]
+    )
+    said = [*notes, *([info.exactness_note] if info.exactness_note else [])]
+    return shown + "".join(f"<p class='notice'>{as_html(sentence)}</p>" for sentence in said)
+
+
+def facts(name: str, how: dict[str, str]) -> str:
+    """What speaks for and against a pair of the picker, before anything is fetched."""
+    free = _free(how["device"])
+    entry = CATALOGUE.get(name)
+    if entry is None:
+        said = f"<p class='quiet'>{EMBEDDED_PAIR}</p>" if name == EMBEDDED else ""
+        return said + rows([("Memory free", free)])
+    needed, there = choosing.needed_bytes(entry, how), free_bytes(choosing.device_of(how["device"]))
+    short = there is not None and needed > there
+    return rows(_entry_rows(entry, how, free)) + (f"<p class='notice'>{TOO_LITTLE}</p>" if short else "")
+
+
+def _entry_rows(entry: Entry, how: dict[str, str], free: str | None) -> list[tuple[str, str | None]]:
+    missing = [source for source in (entry.target, entry.draft) if not choosing.is_here(source)]
+    gate = "gated: the hub asks for a login and consent" if entry.gated else "not gated"
+    return [
+        ("Target", f"{entry.target} ({billions(entry.target_parameters)})"),
+        ("Draft", f"{entry.draft} ({billions(entry.draft_parameters)})"),
+        ("Size ratio", f"{entry.size_ratio:.1f} : 1"),
+        ("Memory needed", gigabytes(choosing.needed_bytes(entry, how))),
+        ("Memory free", free),
+        (
+            "On this disk",
+            "all of it" if not missing else "the other model" if len(missing) == 1 else "nothing yet",
+        ),
+        ("Licence", f"{entry.licence}, {gate}"),
+    ]
+
+
+def _free(device: str) -> str | None:
+    device = choosing.device_of(device)
+    free = free_bytes(device)
+    return None if free is None else f"{gigabytes(free)} {'on the card' if device == 'cuda' else 'in memory'}"
+
+
+def billions(count: int) -> str:
+    return f"{count / 1e9:.1f} B" if count >= 1e9 else f"{count / 1e6:.0f} M"
+
+
+def megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB" if count < 1e9 else gigabytes(count)
