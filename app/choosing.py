@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from app.loading import LoadingState
 from core.models import Progress, checkpoint, memory
-from core.models.catalogue import CATALOGUE, WIDE, Entry, Model, fitting, spec
+from core.models.catalogue import CATALOGUE, Entry, fitting, spec
 from core.models.checkpoint import is_here
 from core.models.errors import LoadError
-from core.models.spec import CUSTOM, EMBEDDED, PairSpec, SpecError, automatic_form, source_kind
+from core.models.spec import CUSTOM, EMBEDDED, PairSpec, SpecError, source_kind
 
 FORMS = ("quantize", "draft_quantize", "device", "dtype")  # fields of PairSpec that say how a pair runs
 
@@ -25,19 +25,8 @@ def device_of(asked: str) -> str:
 
 
 def needed_bytes(entry: Entry, how: Mapping[str, str]) -> int:
-    """Memory that loading ``entry`` takes at most, where ``how`` maps ``FORMS`` to what was chosen.
-
-    The project's own int8 and int4 are packed from weights that are whole at first.
-    """
-    device = device_of(how["device"])
-
-    def most(model: Model, form: str, draft: bool) -> int:
-        form = automatic_form(device, draft) if form == "auto" else form
-        forms = {form, "none"} if form in ("int8", "int4") else {form}
-        return max(memory.needed_bytes(model.config, one, WIDE) or 0 for one in forms)
-
-    target = most(entry.target_model, how["quantize"], False)
-    return target + most(entry.draft_model, how["draft_quantize"], True) + memory.OVERHEAD
+    """Memory that loading ``entry`` takes at most, where ``how`` maps ``FORMS`` to what was chosen."""
+    return entry.needed_bytes(device_of(how["device"]), how["quantize"], how["draft_quantize"])
 
 
 def chosen(name: str, target: str, draft: str, how: Mapping[str, str]) -> PairSpec:

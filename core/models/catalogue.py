@@ -46,6 +46,14 @@ class Model:
         assert needed is not None
         return needed
 
+    def needed_to_load(self, form: str, device: str, draft: bool) -> int:
+        """The most bytes it takes; the project's own forms are packed from weights that are whole at first.
+        """
+        if form == "auto":
+            form = automatic_form(device, draft, PUBLISHED_BYTES * self.size.parameters)
+        packed = device == "cpu" and form in ("int8", "int4")
+        return max(self.needed(one) for one in ({form, "none"} if packed else {form}))
+
 
 def _config(
     kind: str,
@@ -163,11 +171,11 @@ class Entry:
         """The weights of both, as published."""
         return self.target_model.download_bytes + self.draft_model.download_bytes
 
-    def needed_bytes(self, device: str) -> int:
-        """Memory for the pair on "cuda" or "cpu" in the forms it gets there when nobody says otherwise."""
+    def needed_bytes(self, device: str, quantize: str = "auto", draft_quantize: str = "auto") -> int:
+        """The most memory that loading the pair takes on "cuda" or "cpu", in forms of ``spec.QUANTIZE``."""
         return (
-            self.target_model.needed(automatic_form(device, draft=False))
-            + self.draft_model.needed(automatic_form(device, draft=True))
+            self.target_model.needed_to_load(quantize, device, draft=False)
+            + self.draft_model.needed_to_load(draft_quantize, device, draft=True)
             + OVERHEAD
         )
 

@@ -27,7 +27,6 @@ from core.models.spec import automatic_form
 
 BITSANDBYTES = {"nf4": "Linear4bit", "llm-int8": "Linear8bitLt"}  # form: bitsandbytes' class
 _SHOWN = {"llm-int8": "llm.int8"}  # where a reply's record has another name
-_SMALL = 3e9  # bytes in 16 bits below which a model on a card is left as it is
 _ROWS = 16  # the int4 kernel takes matrices whose rows are a multiple of this
 
 
@@ -78,10 +77,9 @@ def choose_form(asked: str, device: str, draft: bool, bytes_16bit: int | None, g
 
 
 def _automatic(device: str, draft: bool, bytes_16bit: int | None, gguf: bool) -> str:
-    form = automatic_form(device, draft)
+    form = automatic_form(device, draft, bytes_16bit)
     if form in BITSANDBYTES:
-        small = bytes_16bit is not None and bytes_16bit < _SMALL
-        return "none" if small or gguf or not _has_bitsandbytes() else form
+        return "none" if gguf or not _has_bitsandbytes() else form
     return form if form == "none" or best_form(form) == form else "none"
 
 

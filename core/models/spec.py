@@ -16,6 +16,7 @@ from typing import Literal
 
 EMBEDDED = "embedded"  # as a target: the model that comes with Redline; as a draft: its distilled draft
 CUSTOM = "custom"  # the name of a pair that is neither the embedded one nor in the catalogue
+SMALL = 3_000_000_000  # bytes of weights in 16 bits below which a model on a card is left as it is
 ALONE = "none"  # said for a draft: the target alone
 
 QUANTIZE = ("auto", "none", "int8", "int4", "nf4", "llm-int8")
@@ -72,14 +73,15 @@ def embedded_spec() -> PairSpec:
     return PairSpec(name=EMBEDDED, target=EMBEDDED, draft=EMBEDDED)
 
 
-def automatic_form(device: str, draft: bool) -> str:
-    """What "auto" means for a model's weights on "cpu" or "cuda".
+def automatic_form(device: str, draft: bool, bytes_16bit: int | None = None) -> str:
+    """What "auto" means for a model's weights on "cpu" or "cuda"; ``bytes_16bit``: their size in 16 bits.
 
-    On a card the target is what fills the memory: NF4. A draft is small and has to be quick, so it stays in
-    half precision. On a processor int8 is both smaller and quicker than full precision.
+    On a card a large target is what fills the memory: NF4. A draft or a small target has to be quick and
+    stays in half precision. On a processor int8 is both smaller and quicker than full precision.
     """
     if device == "cuda":
-        return "none" if draft else "nf4"
+        small = bytes_16bit is not None and bytes_16bit < SMALL
+        return "none" if draft or small else "nf4"
     return "int8"
 
 

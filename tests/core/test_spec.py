@@ -137,6 +137,10 @@ def test_a_hub_id_and_its_revision():
 
 def test_what_auto_means():
     assert automatic_form("cuda", draft=False) == "nf4" and automatic_form("cuda", draft=True) == "none"
+    assert (
+        automatic_form("cuda", False, 2_999_999_999) == "none"
+        and automatic_form("cuda", False, 3 * 10**9) == "nf4"
+    )
     assert automatic_form("cpu", draft=False) == automatic_form("cpu", draft=True) == "int8"
 
 
