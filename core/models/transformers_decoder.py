@@ -26,6 +26,7 @@ PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of 
 _GROWTH = 256  # positions by which a buffer grows at least
 # Row counts the row test tries: those of small drafts, and the most a round can have.
 ROW_COUNTS = (2, 3, 4, 5, 9, 17)
+_ALONE = 5  # rows that are scored alone too: as many passes, of a second each with a large model on a CPU
 # The same passes after a crop and from a fresh cache: equal but for kernels that add in varying order.
 _CROP_TOLERANCE = 1e-3
 # With a cache and without: rounding only. In 16 bits and quantised, rounding is large.
@@ -289,7 +290,7 @@ def row_dependence(scorer: Scorer, counts: Sequence[int] = ROW_COUNTS) -> RowDep
     counts = [rows for rows in counts if len(prompt) + rows <= scorer.context_length]
     cache = scorer.new_cache()
     scorer.prefill(prompt, cache)
-    single = torch.stack([scorer.next_logits([token], cache) for token in ids[: max(counts)]])
+    single = torch.stack([scorer.next_logits([token], cache) for token in ids[:_ALONE]])
 
     def scored(rows: list[int]) -> torch.Tensor:
         cache.crop(len(prompt))
@@ -300,7 +301,7 @@ def row_dependence(scorer: Scorer, counts: Sequence[int] = ROW_COUNTS) -> RowDep
         calm = scored(ids[:rows])
         other_last = scored([*ids[: rows - 1], (ids[rows - 1] + 1) % scorer.readable_ids])
         later = max(later, _bits(calm[:-1], other_last[:-1]))
-        alone = max(alone, _bits(calm, single[:rows]))
+        alone = max(alone, _bits(calm[:_ALONE], single[:rows]))
     return RowDependence(later, alone)
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
+
 import pytest
 import torch
 from transformers import BloomConfig, T5Config, T5ForConditionalGeneration
 
+from core.drafters.model import ModelDrafter
+from core.engine import Engine
 from core.models.errors import LoadError
+from core.models.pair import Pair
 from core.models.transformers_decoder import (
     TransformersDecoder,
     check_class,
@@ -14,7 +20,10 @@ from core.models.transformers_decoder import (
     context_length,
     row_dependence,
 )
+from core.records import Settings
 from tests.core.models_on_disk import CONTEXT, FAMILIES, VOCABULARY, WINDOW, make_model
+from tests.core.test_exactness import PROMPT, g_test, joint
+from tests.core.toys import INFO, ToyTokenizer
 
 ATTENDING = [family for family in FAMILIES if family != "mamba"]
 
@@ -217,3 +226,31 @@ def test_a_row_that_sees_later_rows_is_noticed_and_said():
     found = row_dependence(TransformersDecoder(model))
     assert found.later > 1e-6
     assert "depends on the tokens behind it" in found.sentence
+
+
+# Rule 14, with real models of a tiny vocabulary: window and tied head here, plain attention there.
+
+WORDS, LENGTH, REPLIES = 4, 3, 400
+TINY = dict(vocab_size=WORDS, eos_token_id=None, num_hidden_layers=1, initializer_range=0.2)
+
+
+@pytest.mark.parametrize(
+    "family, changes",
+    [("qwen3", TINY), ("mistral-window", TINY | dict(sliding_window=2, tie_word_embeddings=True))],
+)
+def test_replies_are_distributed_as_the_targets_own(family, changes):
+    target, draft = (TransformersDecoder(make_model(family, seed, **changes)) for seed in (1, 2))
+    pair = Pair(INFO, ToyTokenizer(), target, ModelDrafter(draft), frozenset())
+    engine = Engine(pair)
+    settings = Settings(temperature=0.8, num_draft_tokens=2, max_new_tokens=LENGTH)
+    counts, fates = Counter(), Counter()
+    for seed in range(REPLIES):
+        generation = engine.generate(PROMPT, dataclasses.replace(settings, seed=seed))
+        fates.update(token.fate for round_ in generation for token in round_.tokens)
+        counts[generation.reply.token_ids] += 1
+    expected = joint(lambda ids: uncached(target, list(ids))[-1].float(), settings, LENGTH, WORDS)
+    assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
+    assert g_test(counts, expected, REPLIES) > 1e-3
+    wrong = joint(lambda ids: uncached(draft, list(ids))[-1].float(), settings, LENGTH, WORDS)
+    assert g_test(counts, wrong, REPLIES) < 1e-6
+    assert set(fates) == {"accepted", "rejected", "discarded", "resampled", "bonus", "plain"}
