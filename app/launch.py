@@ -168,7 +168,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sentence:
         print(sentence, flush=True)
     settle_environment(os.environ, port)
+    from app.starting import begin
+
+    loader = begin(options.pair)
     from app.page import serve  # Gradio takes seconds to import, and reads the environment as it is now
 
-    serve(options, port)
+    serve(options, port, loader)
     return 0

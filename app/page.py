@@ -5,22 +5,21 @@ Nothing on the page is fetched from elsewhere: fonts are the system's, scripts a
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gradio as gr
 
-from app import api, zero_gpu
+from app import api
 from app.charts import PLOTLY_SCRIPT
 from app.chat import Chat
-from app.choosing import by_machine, offer
+from app.choosing import offer
 from app.conversation import Desk
 from app.domains_tab import DomainsTab
 from app.events import AT_ONCE
-from app.loading import Loader, Progress
+from app.loading import Loader
 from app.masthead import masthead
 from app.models_tab import ModelsTab
 from app.place import place_of_record
@@ -29,7 +28,6 @@ from core.store import Store
 
 if TYPE_CHECKING:
     from app.launch import Options
-    from core.models.spec import PairSpec
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 WATCH_SECONDS, LOADING_SECONDS = 3.0, 0.4  # between looks at the loader, idle and while it loads
@@ -214,11 +212,8 @@ def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False, wait: 
     )
 
 
-def serve(options: Options, port: int) -> None:
-    """Open the page and load the pair behind it. Returns when the page is closed."""
-    loader = Loader(load_engine, release)
-    # On ZeroGPU only what is loaded before the launch reaches a GPU.
-    loader.start(options.pair, wait=zero_gpu.active())
+def serve(options: Options, port: int, loader: Loader) -> None:
+    """Open the page over what ``loader`` loads. Returns when the page is closed."""
     path, notices = place_of_record(options.db, os.environ)
     store = Store(path)
     page = build(Desk(loader, store, options.personal, notices))
@@ -230,23 +225,3 @@ def serve(options: Options, port: int) -> None:
         sys.exit(f"Port {port} was taken while Redline started: start it again.")
     finally:
         store.close()
-
-
-def load_engine(spec: PairSpec | None, progress: Progress) -> Any:
-    """The engine of the pair asked for, or of the one this machine suggests where ``spec`` is None.
-
-    torch is imported here, in the loading thread: the page is up sooner. Raises LoadError.
-    """
-    progress("Starting PyTorch.", None)
-    from core.engine import Engine
-    from core.models.load import load_pair
-
-    return zero_gpu.engine(Engine(load_pair(spec or by_machine(), progress)))
-
-
-def release() -> None:
-    """Give memory back that no engine needs any more, a card's too."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
