@@ -190,6 +190,15 @@ def test_a_cache_that_is_not_cropped_is_noticed(monkeypatch):
         check_rollback(decoder)
 
 
+def test_a_cache_that_loses_what_it_read_is_noticed(monkeypatch):
+    """The same after a crop as from a fresh cache, and both wrong."""
+    decoder = TransformersDecoder(make_model("llama", 1))
+    layer_class = decoder.new_cache().layers.layer_class_to_replicate
+    monkeypatch.setattr(layer_class, "update", lambda self, keys, values, *args: (keys, values))
+    with pytest.raises(LoadError, match="cannot be taken back"):
+        check_rollback(decoder)
+
+
 def test_unusable_numbers_are_named():
     model = make_model("llama", 1)
     model.model.norm.weight.data.fill_(float("nan"))
