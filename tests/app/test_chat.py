@@ -16,6 +16,7 @@ from core.chat import Prompt
 from core.records import Settings
 from core.store import Store
 from tests.app.toy import PAIR, ToyEngine
+from tests.core.builders import reply_of, rounds_of
 
 PANEL = (
     True,
@@ -67,3 +68,39 @@ def test_a_reply_whose_process_was_killed_says_that_it_is_not_whole(chat):
     store.begin_reply(key, store.add_message(key, "user", "Count."), Settings(), pair, "auto", 3)
     answer = chat.desk.open(key).current
     assert status(answer, None) == "Ended: interrupted."
+
+
+def test_what_was_left_out_and_what_the_model_lacks_is_said_with_the_reply():
+    answer = Answer(
+        "key", FIRST, Settings(), "auto", PAIR, Prompt([1], dropped_messages=2, notes=("A note.",))
+    )
+    answer.reply = reply_of(rounds_of("aab"))
+    answer.done.set()
+    said = status(answer, None)
+    assert said == (
+        "The oldest 2 messages no longer fit the context and were left out: "
+        "the system prompt and the newest turns stay. A note."
+    )
+
+
+def test_a_load_that_failed_is_dismissed_or_tried_again(chat):
+    engine = chat.desk.engine
+
+    def state(**changes):
+        return LoadingState("No network.", failed=True, **changes)
+
+    page = chat.show_loading(state(engine=engine))
+    assert "No network." in page[chat.loading] and "The chat goes on with Toy-135M." in page[chat.loading]
+    assert page[chat.dismiss]["visible"] and page[chat.send]["interactive"]
+    page = chat.show_loading(state())
+    assert not page[chat.dismiss]["visible"] and not page[chat.send]["interactive"]
+    chat.desk.loader.state = state(engine=engine)
+    chat.desk.loader.dismiss()
+    assert chat.show_loading(chat.desk.loader.state)[chat.loading] == ""
+
+
+def test_a_shared_page_cannot_start_another_load_over_a_pair_that_runs(chat):
+    chat.desk.personal = False
+    chat.desk.loader.state = before = LoadingState("No network.", failed=True, engine=chat.desk.engine)
+    chat.load_again()
+    assert chat.desk.loader.state is before

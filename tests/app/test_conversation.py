@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import sqlite3
@@ -15,7 +16,7 @@ from app.loading import Loader, LoadingState
 from core.records import Settings
 from core.store import Store
 from core.text import PromptError
-from tests.app.toy import ToyEngine
+from tests.app.toy import PAIR, ToyEngine, ToyTokenizer
 
 SETTINGS = Settings(seed=7, num_draft_tokens=4)
 TEXT = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen."
@@ -399,3 +400,91 @@ def test_a_lone_surrogate_does_not_stop_the_reply(store):
     assert ask(desk, conversation, "hi \ud83d").text == TEXT
     conversation.drawn().encode()
     conversation.system.encode()
+
+
+def other(**changes) -> ToyEngine:
+    """An engine of another pair."""
+    return ToyEngine("Other words.", info=dataclasses.replace(PAIR, target_fingerprint="12" * 32, **changes))
+
+
+def test_a_reply_goes_on_with_its_own_engine_when_another_pair_is_loaded_meanwhile(store):
+    gate = threading.Event()
+    desk = desk_of(ToyEngine(TEXT, gate=gate), store)
+    conversation = desk.new()
+    conversation.claim()
+    answer = desk.ask(conversation, "Count.", SETTINGS, "auto", True)
+    while len(answer.rounds) < 2:
+        assert not answer.done.wait(0.001)
+    desk.loader.state = LoadingState("Ready.", 1.0, engine=other(target="Other"))
+    gate.set()
+    assert answer.done.wait(10)
+    conversation.release()
+    assert answer.text == TEXT and answer.reply.pair.target == PAIR.target
+    assert answer.generation is None  # or the engine that was given up would stay in memory
+    words = [row[0] for row in desk.details(answer.key, 0)["top_p"]]
+    assert words[0] == "one"  # by its own tokenizer: the other has met no such word
+    second = ask(desk, conversation, "Go on.")
+    assert second.text == "Other words." and second.info.target == "Other"
+    recorded = [m.replies[0].pair.target for m in store.conversation(conversation.key).messages if m.replies]
+    assert recorded == [PAIR.target, "Other"]
+
+
+def test_a_reply_is_not_compared_with_another_target(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    ask(desk, conversation, "Count.")
+    desk.loader.state = LoadingState("Ready.", 1.0, engine=other())
+    with pytest.raises(Refused, match="was written with Toy-135M as it ran then"):
+        desk.again_plainly(conversation, True)
+    desk.loader.state = LoadingState("No models are loaded: choose a pair under Models.")
+    with pytest.raises(Refused, match="choose a pair under Models"):
+        desk.again(conversation, SETTINGS, "auto", True)
+
+
+def test_a_pair_without_a_draft_writes_plainly_already(store):
+    engine = ToyEngine(TEXT, info=dataclasses.replace(PAIR, draft="", drafter="plain"))
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    assert not ask(desk, conversation, "Count.").drafted
+    with pytest.raises(Refused, match="plainly already"):
+        desk.again_plainly(conversation, True)
+
+
+def test_a_follow_up_reads_only_what_is_new(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    first = ask(desk, conversation, "Count.")
+    second = ask(desk, conversation, "Go on.")
+    assert first.reused_tokens == 0
+    assert 0 < second.reused_tokens < second.prompt_tokens
+    assert 0 < second.prefill_share < first.prefill_share < 1
+    again = desk_of(ToyEngine(TEXT), Store(store.path)).open(conversation.key)
+    assert again.current.reused_tokens == second.reused_tokens
+
+
+class Thinker(ToyTokenizer):
+    """Its template begins each reply with a thought."""
+
+    def apply_chat_template(self, messages, tokenize=False, add_generation_prompt=True) -> str:
+        text = super().apply_chat_template(messages, tokenize, add_generation_prompt)
+        return text + "<think>\n" if add_generation_prompt else text.removesuffix("<assistant>")
+
+
+def test_what_the_template_has_opened_goes_back_to_the_model_whole(store):
+    engine = ToyEngine("A plan.</think>An answer.")
+    engine.pair.tokenizer = Thinker()
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    assert ask(desk, conversation, "Why?").opening == "<think>\n"
+    ask(desk, conversation, "And then?")
+    assert "<think>\nA plan.</think>An answer.</assistant>" in engine.prompts[1]
+    again = desk_of(engine, Store(store.path)).open(conversation.key)
+    assert again.messages() == conversation.messages() and again.current.opening == "<think>\n"
+
+
+def test_a_base_model_is_stopped_where_it_would_ask_itself(store):
+    engine = ToyEngine(TEXT)
+    engine.pair.tokenizer.chat_template = None
+    desk = desk_of(engine, store)
+    answer = ask(desk, desk.new(), "Count.", Settings(seed=7, stop=("END",)))
+    assert answer.settings.stop == ("END", "\nUser:") and answer.prompt.notes

@@ -381,14 +381,75 @@ def test_an_example_is_asked_at_a_press(serve, tab):
     assert "prime numbers" in served.engine.prompts[0]
 
 
-def test_on_a_phone_nothing_sticks_out_and_settings_open_and_close(serve, tab):
+def test_on_a_phone_nothing_sticks_out_or_is_cut_and_settings_open_and_close(serve, tab):
     page = tab(serve(LONG).url, viewport={"width": 390, "height": 844}).ready()
     page.ask("Go.")
     wide = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.page.evaluate(wide) <= 0
+    page.page.evaluate("scrollTo(0, 0)")
+    expect(page.page.locator("#send")).to_be_in_viewport(ratio=1)
     page.page.click("#open-settings")
     expect(page.page.locator("#num-draft-tokens")).to_be_in_viewport()
     page.page.click("#settings .toggle-button")
     expect(page.page.locator("#num-draft-tokens")).not_to_be_in_viewport()
     page.view("Read")
     assert page.page.evaluate(wide) <= 0
+    for name, part in (("Models", "#runs"), ("Domains", "#domains")):
+        page.page.get_by_role("tab", name=name).click()
+        expect(page.page.locator(part)).to_be_visible()
+        assert page.page.evaluate(wide) <= 0
+
+
+def test_thoughts_are_folded_in_read_and_shown_token_by_token_in_redline(serve, tab):
+    text = "<think>First a plan.</think>Then *words*."
+    page = tab(serve(text).url).ready()
+    page.ask("Go.")
+    assert page.drawn() == text
+    page.view("Read")
+    expect(page.bot().last.locator("em")).to_have_text("words")
+    thoughts = page.page.get_by_role("button", name="Thoughts")
+    expect(thoughts).to_be_visible()
+    expect(page.page.locator("#read p", has_text="First a plan.")).to_be_hidden()
+    thoughts.click()
+    expect(page.page.locator("#read p", has_text="First a plan.")).to_be_visible()
+
+
+def test_another_pair_is_loaded_while_the_chat_goes_on_and_every_browser_learns_of_it(
+    serve, tab, monkeypatch
+):
+    gate = threading.Event()
+    gate.set()
+
+    def load(spec, progress):
+        progress("Fetching the weights.", 0.4)
+        assert gate.wait(20)
+        engine = ToyEngine(LONG, info=dataclasses.replace(PAIR, target=spec.target if spec else "Toy-135M"))
+        engine.pair.suggested = {"temperature": 0.6, "top_k": 20} if spec else {}
+        return engine
+
+    monkeypatch.setattr("app.choosing.bytes_to_download", lambda pair: 5_600_000_000)
+    served = serve(load=load)
+    one, two = tab(served.url).ready(), tab(served.url).ready()
+    one.page.get_by_role("tab", name="Models").click()
+    expect(one.page.locator("#runs h3").first).to_have_text("Toy-135M")
+    one.page.get_by_text("SmolLM2 1.7B + 135M").click()
+    expect(one.page.locator("#pair-facts")).to_contain_text("Apache-2.0, not gated")
+    one.page.click("#load-pair")
+    expect(one.page.locator("#confirm-load")).to_contain_text("This downloads 5.6 GB.")
+    one.page.click("#load-no")
+    expect(one.page.locator("#confirm-load")).to_be_hidden()
+    one.page.click("#load-pair")
+    gate.clear()
+    one.page.click("#load-yes")
+    expect(one.page.locator("#models-loading progress")).to_have_attribute("value", "0.400")
+    expect(two.page.locator("#loading")).to_contain_text("The chat goes on with Toy-135M meanwhile.")
+    two.ask("Go.")
+    gate.set()
+    for page in (one, two):
+        expect(page.page.locator(".masthead .pair")).to_contain_text("SmolLM2-1.7B-Instruct")
+        expect(page.page.locator("#loading .loading")).to_have_count(0)
+    two.page.click("#open-settings")
+    two.page.click("#use-suggested")
+    expect(two.page.locator("#top-k input, #top-k textarea")).to_have_value("20")
+    one.page.click("#unload")
+    expect(two.page.locator("#message textarea")).to_have_attribute("placeholder", "No models are loaded.")

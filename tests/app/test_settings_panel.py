@@ -9,6 +9,7 @@ from app.loading import Loader
 from app.settings_panel import SettingsPanel, read_settings
 from core.records import Settings
 from core.settings import SettingsError
+from tests.app.toy import ToyEngine
 
 PANEL = {
     "speculate": True,
@@ -60,3 +61,19 @@ def test_a_bad_value_is_one_sentence(name, value, said):
 
 def test_stop_strings_are_lines():
     assert read_settings(**{**PANEL, "stop": "END\n\nSTOP"}).settings.stop == ("END", "STOP")
+
+
+def test_what_the_model_suggests_is_shown_and_fills_the_fields_at_a_press():
+    engine = ToyEngine("Yes.")
+    loader = Loader(lambda spec, progress: engine)
+    with gr.Blocks(analytics_enabled=False):
+        panel = SettingsPanel(loader)
+    assert panel.show_loading(loader.state)[panel.suggested] == ""
+    loader.start(wait=True)
+    assert not panel.show_loading(loader.state)[panel.suggestion]["visible"]
+    engine.pair.suggested = {"temperature": 0.6, "top_k": 20}
+    assert "suggests temperature 0.6, top-k 20." in panel.show_loading(loader.state)[panel.suggested]
+    filled = panel._suggested()
+    values = [filled.get(component, component.value) for component in panel.inputs]
+    settings = read_settings(*values).settings
+    assert settings == Settings(temperature=0.6, top_k=20, seed=settings.seed)

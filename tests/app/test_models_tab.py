@@ -1,0 +1,221 @@
+"""The Models tab's handlers, called as Gradio calls them, without a browser and without a hub."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+from app import choosing, zero_gpu
+from app.conversation import Desk
+from app.loading import Loader
+from app.models_tab import MEASURE_AGAIN, ModelsTab, facts, running
+from core.models.catalogue import CATALOGUE
+from core.models.errors import LoadError
+from core.models.spec import CUSTOM
+from core.store import Store
+from tests.app.toy import PAIR, ToyEngine
+from tests.core import builders
+
+AUTO = ("auto", "auto", "auto", "auto")
+HOSTILE = "<img src=x onerror=alert(1)>${alert(2)}{{value}}"
+
+
+class Bench:
+    """A tab, its loader, and what was asked of the loader."""
+
+    def __init__(self, folder: Path, personal: bool = True):
+        self.loaded = []
+        self.gate = threading.Event()
+        self.gate.set()
+
+        def load(spec, progress):
+            self.gate.wait(10)
+            self.loaded.append(spec)
+            return ToyEngine("Yes.")
+
+        self.loader = Loader(load)
+        self.loader.start(wait=True)
+        self.desk = Desk(self.loader, Store(folder / "record.db"), personal)
+        with gr.Blocks(analytics_enabled=False), gr.Tab("Models") as tab:
+            self.tab = ModelsTab(self.desk, tab)
+
+    def ask(self, name: str, target: str = "", draft: str = "", how=AUTO) -> dict:
+        """The page after Load was pressed."""
+        page = {}
+        for update in self.tab.ask(name, target, draft, *how):
+            page |= update
+        return page
+
+    def settled(self) -> None:
+        for thread in threading.enumerate():
+            if thread.name == "loader":
+                thread.join(10)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+@pytest.fixture
+def to_download(monkeypatch):
+    """Sets how many bytes the hub would send, or the sentence it refuses with."""
+
+    def answer(what):
+        def weigh(pair, progress=None):
+            if isinstance(what, str):
+                raise LoadError(what)
+            return what
+
+        monkeypatch.setattr(choosing, "bytes_to_download", weigh)
+
+    return answer
+
+
+def test_what_is_on_this_disk_is_loaded_at_once(bench, to_download):
+    to_download(0)
+    page = bench.ask("qwen3-8b", how=("nf4", "none", "cuda", "bfloat16"))
+    bench.settled()
+    spec = bench.loaded[-1]
+    assert (spec.name, spec.target, spec.draft) == ("qwen3-8b", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
+    assert (spec.quantize, spec.draft_quantize, spec.device, spec.dtype) == (
+        "nf4",
+        "none",
+        "cuda",
+        "bfloat16",
+    )
+    assert page[bench.tab.confirm]["visible"] is False
+
+
+def test_gigabytes_are_asked_about_first(bench, to_download):
+    to_download(5_600_000_000)
+    page = bench.ask("qwen3-4b")
+    assert "This downloads 5.6 GB." in page[bench.tab.question] and page[bench.tab.confirm]["visible"]
+    assert bench.loaded == [None]  # what ran before
+    pair = page[bench.tab.doomed]
+    assert bench.tab.not_now()[bench.tab.doomed] is None
+    page = bench.tab.agree(pair)
+    bench.settled()
+    assert bench.loaded[-1].name == "qwen3-4b" and not page[bench.tab.confirm]["visible"]
+
+
+def test_what_cannot_be_is_said_and_nothing_is_loaded(bench, to_download):
+    to_download("The hub knows no model <b>: check the name.")
+    page = bench.ask(CUSTOM, "owner/name")
+    assert "The hub knows no model &lt;b&gt;" in page[bench.tab.progress]
+    assert "Name a target" in bench.ask(CUSTOM, "  ")[bench.tab.progress]
+    assert "is no model" in bench.ask(CUSTOM, "<b>")[bench.tab.progress]
+    assert bench.loaded == [None]
+
+
+def test_a_second_choice_while_loading_is_refused_in_words(bench, to_download):
+    to_download(0)
+    bench.gate.clear()
+    bench.ask("qwen3-4b")
+    assert "Another pair is being loaded" in bench.ask("qwen3-8b")[bench.tab.progress]
+    bench.gate.set()
+    bench.settled()
+    assert [spec and spec.name for spec in bench.loaded] == [None, "qwen3-4b"]
+
+
+def test_only_a_personal_page_may_change_what_runs(tmp_path, to_download):
+    to_download(0)
+    bench = Bench(tmp_path, personal=False)
+    assert bench.ask("qwen3-4b") == {}
+    bench.tab.agree(choosing.chosen("qwen3-4b", "", "", dict.fromkeys(choosing.FORMS, "auto")))
+    bench.tab.give_up()
+    bench.settled()
+    assert bench.loaded == [None] and bench.loader.state.engine is not None
+    assert "Toy-135M" in bench.tab.show_loading(bench.loader.state)[bench.tab.runs]
+
+
+def test_on_zerogpu_the_pair_stays(tmp_path, to_download, monkeypatch):
+    monkeypatch.setattr(zero_gpu, "active", lambda: True)
+    bench = Bench(tmp_path)
+    assert bench.ask("qwen3-4b") == {} and not bench.tab.may_choose
+
+
+def test_unloading(bench):
+    bench.tab.give_up()
+    page = bench.tab.show_loading(bench.loader.state)
+    assert "No models are loaded" in page[bench.tab.runs] and not page[bench.tab.unload]["interactive"]
+
+
+def test_what_runs_is_shown_as_it_is_and_as_inert_text():
+    info = dataclasses.replace(
+        PAIR, target=HOSTILE, quantization="nf4", dtype="bfloat16", exactness_note=HOSTILE
+    )
+    shown = running(info, [HOSTILE], 12_000_000, 512_000_000)
+    assert "<img" not in shown and "${" not in shown and "{{" not in shown
+    assert "nf4, bfloat16" in shown and "12 MB of 512 MB" in shown and "abababababab" in shown
+    alone = dataclasses.replace(PAIR, draft="", draft_fingerprint="", draft_context_length=0, drafter="plain")
+    assert "none: the target writes alone" in running(alone, [], 0, 0)
+
+
+def test_the_facts_of_a_pair(monkeypatch):
+    monkeypatch.setattr(choosing, "is_here", lambda source: "0.6B" in source)
+    monkeypatch.setattr("app.models_tab.free_bytes", lambda device: None if device == "cuda" else 10**9)
+    how = dict.fromkeys(choosing.FORMS, "auto")
+    shown = facts("qwen3-8b", how)
+    assert "13.7 : 1" in shown and "Apache-2.0, not gated" in shown
+    assert "1.0 GB in memory" in shown and "needs more memory than is free" in shown
+    assert "gated: the hub asks" in facts("llama-3.1-8b", how)
+    for name in CATALOGUE:
+        assert "–" not in facts(name, how)
+
+
+def test_memory_needed_follows_what_was_chosen(monkeypatch):
+    monkeypatch.setattr(choosing.memory, "free_bytes", lambda device: 10**12)
+    entry = CATALOGUE["qwen3-8b"]
+
+    def needed(**how):
+        return choosing.needed_bytes(entry, {**dict.fromkeys(choosing.FORMS, "auto"), **how})
+
+    assert needed() == entry.needed_bytes("cuda")
+    assert needed() < needed(quantize="llm-int8") < needed(quantize="none")
+    assert needed(device="cpu") == entry.needed_bytes("cpu")
+
+
+def test_weights_that_changed_since_they_were_measured_are_named(bench):
+    store = bench.desk.store
+    builders.record(store, "aab", pair=PAIR)
+    state = bench.loader.state
+    assert MEASURE_AGAIN not in bench.tab.show_loading(state)[bench.tab.runs]
+    builders.record(store, "aab", pair=dataclasses.replace(PAIR, target_fingerprint="12" * 32))
+    assert MEASURE_AGAIN in bench.tab.show_loading(state)[bench.tab.runs]
+
+
+def test_a_card_is_offered_the_pair_that_fits_and_uses_it_where_it_is_on_this_disk(bench, monkeypatch):
+    card = {"free": None}
+    monkeypatch.setattr(choosing.memory, "free_bytes", lambda device: card["free"])
+    embedded = dataclasses.replace(
+        bench.loader.state, engine=ToyEngine("Yes.", info=dataclasses.replace(PAIR, pair="embedded"))
+    )
+    assert choosing.offer(embedded) is None and choosing.by_machine().name == "embedded"
+    card["free"] = 24 * 10**9
+    entry = choosing.offer(embedded)
+    assert entry is not None and entry.needed_bytes("cuda") <= card["free"] and not entry.gated
+    assert choosing.offer(dataclasses.replace(embedded, spec=choosing.spec("embedded"))) is None  # was chosen
+    monkeypatch.setattr(choosing, "is_here", lambda source: False)
+    assert choosing.by_machine().name == "embedded"
+    monkeypatch.setattr(choosing, "is_here", lambda source: True)
+    assert choosing.by_machine().name == entry.name
+    page = bench.tab.look_at(entry)
+    assert page[bench.tab.pair] == entry.name and entry.target in page[bench.tab.facts]
+
+
+def test_only_what_is_missing_counts_as_download(monkeypatch):
+    monkeypatch.setattr(choosing, "is_here", lambda source: source.endswith("0.6B"))
+    pair = choosing.spec("qwen3-8b")
+    assert choosing.bytes_to_download(pair) == CATALOGUE["qwen3-8b"].target_model.download_bytes
+
+    class Found:
+        cached, weight_bytes = False, 123
+
+    monkeypatch.setattr(choosing.checkpoint, "inspect", lambda source, progress=None: Found())
+    other = dataclasses.replace(pair, target="somebody/else")
+    assert choosing.bytes_to_download(other) == 123
