@@ -374,7 +374,7 @@ def test_the_embedded_target_in_other_forms(form, real_home, capsys):
     answers = {}
     for k in (0, 3):
         start = time.perf_counter()
-        answers[k], tokens = reply(pair, k, 48)
+        answers[k], tokens = reply(pair, k, 32)
         answer = answers[k]
         assert answer.error is None and answer.text.strip() and answer.finish_reason in ("eos", "length")
         speed = len(answer.token_ids) / (time.perf_counter() - start)
