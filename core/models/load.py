@@ -146,8 +146,7 @@ class Plan:
     config: transformers.PreTrainedConfig
     tokenizer: transformers.PreTrainedTokenizerBase
     device: str
-    asked: str  # the form asked for (``core.models.spec.QUANTIZE``)
-    form: str  # the form chosen: one of those but "auto"
+    form: str  # of ``core.models.spec.QUANTIZE``, but not "auto"
     dtype: torch.dtype
 
     @property
@@ -317,7 +316,6 @@ def _plan(source: str, asked: str, draft: bool, device: str, dtype: str, say: Pr
         config,
         _tokenizer(checkpoint),
         device,
-        asked,
         "none" if prepared else quantize.choose_form(asked, device, draft, bytes_16bit, gguf),
         choose_dtype(dtype, device, bytes_16bit),
     )
