@@ -95,4 +95,5 @@ def _special_note(target: Tokenizer, draft: Tokenizer) -> list[str]:
             differences.append(f"{words} is {mine} and {other}")
     if not differences:
         return []
-    return [f"Special ids differ between target and draft ({'; '.join(differences)}): the target's count."]
+    differing = "; ".join(differences)
+    return [f"Special ids differ between target and draft ({differing}): an end of either ends a reply."]
