@@ -139,7 +139,7 @@ def _prefill(answer: Answer) -> str | None:
 
 def _reused(answer: Answer) -> str | None:
     reused, prompt = answer.reused_tokens, answer.prompt_tokens
-    return None if reused is None or prompt is None else f"{reused:,} of {prompt:,} prompt tokens"
+    return None if reused is None or prompt is None else f"{reused:,} of {prompt:,} tokens"
 
 
 def _note(answer: Answer) -> str | None:

@@ -22,5 +22,10 @@ function keepDrawn(draw, note) {
   }
   watch('value', show);
   new MutationObserver(show).observe(document.body, {attributeFilter: ['class']});
+  let width = element.clientWidth;  // Plotly follows the window only; the settings take room from the page, too
+  new ResizeObserver(() => {
+    if (element.clientWidth === width || !(width = element.clientWidth)) return;
+    for (const plot of element.querySelectorAll('.js-plotly-plot')) window.Plotly?.Plots.resize(plot);
+  }).observe(element);
   show();
 }

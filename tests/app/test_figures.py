@@ -23,7 +23,7 @@ def test_figures_of_a_reply():
     assert texts == {
         "ttft": "938 ms",  # 62.5 ms of prefill and the first round's 0.875 s
         "prefill": "62 ms, 3% of the reply",
-        "reused": "4 of 10 prompt tokens",
+        "reused": "4 of 10 tokens",
         "speed": "3.4",  # 6 tokens in 1.75 s
         "rate": "66.7%",
         "alpha": "0.750",
