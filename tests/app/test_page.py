@@ -6,6 +6,7 @@ import pytest
 
 from app import page
 from app.launch import parse_options
+from app.loading import Loader
 from core.store import Store
 from tests.core import builders
 
@@ -25,8 +26,7 @@ def test_when_the_page_is_closed_the_record_is_one_whole_file(tmp_path, monkeypa
 
     monkeypatch.setattr(page, "Store", Watched)
     monkeypatch.setattr(page, "launch", launch)
-    monkeypatch.setattr(page, "load_engine", lambda spec, progress: None)
     monkeypatch.setattr(page, "build", lambda desk: None)
     with pytest.raises(KeyboardInterrupt):
-        page.serve(parse_options(["--db", str(tmp_path / "redline.db")], {}), 7860)
+        page.serve(parse_options(["--db", str(tmp_path / "redline.db")], {}), 7860, Loader(None))
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["redline.db"]
