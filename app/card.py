@@ -72,7 +72,13 @@ def _apart(a: float, b: float) -> tuple[str, str]:
 
 
 def _test(token: Token) -> str | None:
-    """The test in figures ("u·q = 0.31·0.62 = 0.19 < 0.41"); None where the record does not bear it out."""
+    """The test in figures ("u·q = 0.31·0.62 = 0.19 < 0.41"); None where the record does not bear it out.
+
+    Block verification's is "u = 0.31 < h = 0.41".
+    """
+    if token.h is not None and token.u is not None:
+        left, right = _apart(token.u, token.h)
+        return f"u = {left} {'<' if token.u < token.h else '≥'} h = {right}"
     if token.p is None or token.q is None or token.u is None:
         return None
     product = token.u * token.q
@@ -103,6 +109,8 @@ def _accepted(token: Token, greedy: bool) -> str:
         return f"The target's most likely token is {name(token)}; the draft proposed it, so it was kept."
     if token.p is None or token.q is None:
         return f"The draft proposed {name(token)}, and the target kept it."
+    if token.h is not None:
+        return _accepted_in_block(token)
     if token.q <= token.p:
         return (
             f"The draft gave {name(token)} {number(token.q, 2)} and the target no less, "
@@ -111,6 +119,15 @@ def _accepted(token: Token, greedy: bool) -> str:
     gave = f"The draft gave {name(token)} {number(token.q, 2)}, the target {number(token.p, 2)}"
     test = _test(token)
     return f"{gave}; {test}, so it was kept." if test else f"{gave}; it was kept."
+
+
+def _accepted_in_block(token: Token) -> str:
+    gave = (
+        f"The draft gave {name(token)} {number(token.q, 2)}, the target {number(token.p, 2)}; {_test(token)}"
+    )
+    if token.u is not None and token.u < token.h:
+        return f"{gave}, so the block was kept up to here at least."
+    return f"{gave}, but a later draft of the block passed, and carried this one with it."
 
 
 def _rejected(token: Token, round: Round, greedy: bool, texts: Mapping[int, str]) -> str:
@@ -127,6 +144,11 @@ def _rejected(token: Token, round: Round, greedy: bool, texts: Mapping[int, str]
     if token.p is None or token.q is None:
         return f"The draft proposed {name(token)}, and the target did not keep it."
     gave = f"The draft gave {name(token)} {number(token.q, 2)}, the target "
+    if token.h is not None:
+        return (
+            f"{gave}{number(token.p, 2)}; {_test(token)}, and no later draft of the block passed, "
+            "so it was struck out."
+        )
     if token.p == 0:
         return f"{gave}0: the target would never write it here, so it was struck out."
     gave += f"only {number(token.p, 2)}"
@@ -146,14 +168,16 @@ def _resampled(token: Token, round: Round, greedy: bool) -> str:
     if not struck:
         return f"The draft was rejected, and {source}."
     test = _test(struck[0])
-    why = f" (u·q = {_figures(struck[0])})" if test else ""
+    why = f" ({_figures(struck[0])})" if test else ""
     return f"The draft's {name(struck[0])} was rejected{why}, and {source}."
 
 
 def _figures(token: Token) -> str:
-    """The short form of a failed test: "0.55 ≥ p = 0.12"."""
+    """The short form of a failed test: "u·q = 0.55 ≥ p = 0.12"."""
+    if token.h is not None:
+        return _test(token)
     left, right = _apart(token.u * token.q, token.p)
-    return f"{left} ≥ p = {right}"
+    return f"u·q = {left} ≥ p = {right}"
 
 
 def _bonus(round: Round, greedy: bool) -> str:
@@ -257,6 +281,9 @@ def token_details(
         ["entropy of p", number(token.entropy_p), "how undecided the target was, in nats"],
         ["entropy of q", number(token.entropy_q), "how undecided the draft was, in nats"],
     ]
+    if token.h is not None:
+        figures[3] = ["u", number(token.u), "the uniform draw of block verification: passes if u < h"]
+        figures.insert(4, ["h", number(token.h), "how likely the block is kept at least up to here"])
     if temperature == 0:
         meaning = "the target's probability at temperature 1, with no filter"
         figures.insert(1, ["p_raw", number(token.p_raw), meaning])

@@ -26,13 +26,13 @@ from core.models.pair import Pair
 from core.records import Fate, Reply, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
 from core.sampling import (
+    VERIFIERS,
     BadLogitsError,
     Distribution,
     Outcome,
     Proposal,
     distributions,
     raw_probability,
-    verify_tokenwise,
 )
 from core.text import PromptError, decode
 from core.transcript import Piece, Transcript
@@ -297,7 +297,8 @@ class _Loop:
 
         tokens: list[Token] = []
         try:
-            for outcome in verify_tokenwise(target, proposals, self._uniform):
+            verify = VERIFIERS[self._settings.verifier]
+            for outcome in verify(target, proposals, self._uniform):
                 position = outcome.position
                 figures = self._figures(
                     outcome,
@@ -363,6 +364,7 @@ class _Loop:
             "p": outcome.p,
             "q": outcome.q,
             "u": outcome.u,
+            "h": outcome.h,
             "overlap": outcome.overlap,
             "entropy_p": p.entropy(),
             "p_raw": raw_probability(row, outcome.id),

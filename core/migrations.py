@@ -165,6 +165,11 @@ def m005_any_pair(db: Database) -> None:
     replies.add_column("opening", str, not_null_default="")
 
 
+@migrations()
+def m006_block_verification(db: Database) -> None:
+    db["tokens"].add_column("h", float)
+
+
 def is_newer(db: Database) -> bool:
     """Whether a later Redline made this database: it has been through a migration that is not known here."""
     return any(migration.name not in _known() for migration in migrations.applied(db))

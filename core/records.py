@@ -53,6 +53,7 @@ class Token:
     Figures are None where they are undefined: ``u`` and ``overlap`` of a token that was not drafted
     and tested; ``q`` and ``entropy_q`` of one that no draft competed for (bonus and plain; a resampled
     token has them); everything of the target for a discarded token.
+    ``h`` is what block verification held ``u`` against; None token by token, where u * q < p decides.
     ``overlap`` is the sum over the vocabulary of min(p, q). Entropies are in nats. ``p_raw`` is
     the target's probability at temperature 1 with no filter. ``top_p`` and ``top_q`` hold up to
     ten (id, probability) pairs, most likely first, of p and q; at temperature 0, where those are
@@ -70,6 +71,7 @@ class Token:
     p: float | None = None
     q: float | None = None
     u: float | None = None
+    h: float | None = None
     overlap: float | None = None
     entropy_p: float | None = None
     entropy_q: float | None = None
@@ -164,7 +166,7 @@ class Settings:
     max_new_tokens: int = 512
     stop: tuple[str, ...] = ()
     seed: int = 0  # 0 to 2**63 - 1
-    verifier: str = "token"  # "token" (token-wise) now; "block" later
+    verifier: str = "token"  # or "block": both exact (``core.sampling.VERIFIERS``)
 
     @property
     def exact(self) -> bool:

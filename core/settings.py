@@ -15,6 +15,7 @@ MAX_DRAFT_TOKENS = 16
 MAX_NEW_TOKENS = 8192
 MAX_STOPS, MAX_STOP_LENGTH = 32, 500
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
+VERIFIERS = ("token", "block")
 MAX_SEED = 2**63 - 1  # the largest integer SQLite stores
 _DEFAULTS = Settings()
 
@@ -51,6 +52,12 @@ def _integer(name: str, value: object, low: int, high: int) -> int:
     if number is None or not low <= number <= high:
         raise SettingsError(f"{name} must be a whole number from {low} to {high}, not {_shown(value)}.")
     return number
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise SettingsError(f"{name} must be one of {', '.join(choices)}, not {_shown(value)}.")
+    return value
 
 
 def parse_seed(value: object) -> int:
@@ -91,6 +98,7 @@ def parse_settings(
     max_new_tokens: object = _DEFAULTS.max_new_tokens,
     stop: object = (),
     seed: object = None,
+    verifier: object = _DEFAULTS.verifier,
 ) -> Settings:
     """Checked settings. Raises SettingsError with one sentence naming the first bad field."""
     return Settings(
@@ -108,4 +116,5 @@ def parse_settings(
         max_new_tokens=_integer("Maximum new tokens", max_new_tokens, 1, MAX_NEW_TOKENS),
         stop=parse_stop(stop),
         seed=parse_seed(seed),
+        verifier=_choice("Verifier", verifier, VERIFIERS),
     )

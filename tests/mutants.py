@@ -40,31 +40,46 @@ MUTANTS = [
     Mutant(
         "residual from p",
         "sampling.py",
-        "draw(residual(p, proposal.q), uniform())",
-        "draw(p.probabilities, uniform())",
+        "left = residual(p, q, weight)\n",
+        "left = p.probabilities\n",
     ),
-    Mutant("residual |p - q|", "sampling.py", "left.clamp_min_(0)", "left.abs_()"),
+    Mutant("residual |p - q|", "sampling.py", "return left.clamp_min_(0)", "return left.abs_()"),
     Mutant(
         "the residual's draw is u again",
         "sampling.py",
-        "draw(residual(p, proposal.q), uniform())",
-        "draw(residual(p, proposal.q), u)",
+        "yield _resampled(p, proposal.q, position, uniform())",
+        "yield _resampled(p, proposal.q, position, u)",
     ),
     Mutant(
         "a zero residual draws nothing sensible",
         "sampling.py",
-        "return left if left.sum() > 0 else p.probabilities.double()",
-        "return left",
+        "left if left.sum() > 0 else p.probabilities",
+        "left",
     ),
     Mutant(
         "bonus from the row before",
         "sampling.py",
-        "p = target(len(proposals))",
-        "p = target(max(0, len(proposals) - 1))",
+        "            return\n    yield _own(target(len(proposals)),",
+        "            return\n    yield _own(target(max(0, len(proposals) - 1)),",
     ),
     Mutant(
         "p from the row before", "sampling.py", "p = target(position)", "p = target(max(0, position - 1))"
     ),
+    Mutant("block: the first failure ends it", "sampling.py", "kept = max(", "kept = next("),
+    Mutant(
+        "block: weights not bounded", "sampling.py", "min(1.0, weights[-1] * ratio)", "weights[-1] * ratio"
+    ),
+    Mutant(
+        "block: weights of one token each", "sampling.py", "min(1.0, weights[-1] * ratio)", "min(1.0, ratio)"
+    ),
+    Mutant("block: residual without its weight", "sampling.py", "uniform(), weights[kept])", "uniform())"),
+    Mutant(
+        "block: thresholds as token-wise",
+        "sampling.py",
+        "return weights, thresholds + weights[1:][-1:]",
+        "return weights, weights[1:]",
+    ),
+    Mutant("block: a draw more is kept", "sampling.py", "if u < h), default=0)", "if u <= h), default=0)"),
     Mutant(
         "top-p keeps one id too many",
         "sampling.py",

@@ -44,6 +44,7 @@ def token(letter: str, index: int, position: int, emitted_index: int | None = No
         figures.update(p=0.5 + index / 64, entropy_p=1.5 + index / 8, p_raw=0.25 + index / 64)
         figures["top_p"] = ((1000 + index, 0.5), (7, 0.25))
     if fate in (Fate.ACCEPTED, Fate.REJECTED):
+        figures.update(h=0.5 + index / 128)
         figures.update(q=0.125 + index / 64, u=0.3 + index / 1000, overlap=0.75, entropy_q=1.25 + index / 8)
         figures["top_q"] = ((1000 + index, 0.125),)
     values = dict(

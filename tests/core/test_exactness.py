@@ -188,6 +188,15 @@ CASES = {
     "K changes": dict(settings=Settings(temperature=1.0), fails_at={3, 5}),
     "trimmed head": dict(settings=Settings(temperature=1.0, num_draft_tokens=2), head_ids=[0, 2]),
     "end of text inside blocks": dict(settings=Settings(temperature=1.0), eos=2),
+    "block": dict(settings=Settings(temperature=1.0, verifier="block")),
+    "block of two, filters": dict(
+        settings=Settings(
+            temperature=0.8, top_p=0.9, repetition_penalty=1.3, num_draft_tokens=2, verifier="block"
+        )
+    ),
+    "block, trimmed head": dict(settings=Settings(temperature=1.0, verifier="block"), head_ids=[0, 2]),
+    "block, K changes": dict(settings=Settings(temperature=1.0, verifier="block"), fails_at={3, 5}),
+    "block, end of text inside": dict(settings=Settings(temperature=1.0, verifier="block"), eos=2),
     "draft is target": dict(settings=Settings(temperature=1.0), draft_seed=1),
 }
 LENGTH, REPLIES = 4, 2000

@@ -21,6 +21,7 @@ NAMES = [
     "m003_rounds_and_tokens",
     "m004_reply_figures",
     "m005_any_pair",
+    "m006_block_verification",
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from itertools import product
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from core.sampling import (
     Distribution,
     Proposal,
     accepts,
+    block_thresholds,
+    correction,
     distribution,
     distributions,
     draw,
@@ -30,6 +33,7 @@ from core.sampling import (
     raw_probability,
     residual,
     sample,
+    verify_blockwise,
     verify_tokenwise,
 )
 
@@ -177,7 +181,9 @@ def test_residual():
     trimmed = Distribution(torch.tensor([0.5, 0.5]), torch.tensor([0, 2]))
     assert residual(p, trimmed).tolist() == pytest.approx([0, 0.3, 0], abs=1e-7)
     assert residual(trimmed, p).tolist() == pytest.approx([0, 0.3], abs=1e-7)
-    assert residual(p, p).tolist() == pytest.approx(p.probabilities.tolist())  # nothing left: p itself
+    assert residual(p, p).tolist() == [0, 0, 0]
+    assert correction(p, p, 0.99) == 2  # nothing left: from p itself
+    assert residual(p, exact(0.1, 0.3, 0.6), 0.5).tolist() == pytest.approx([0.15, 0, 0], abs=1e-7)
     assert p.probabilities.tolist() == pytest.approx([0.5, 0.3, 0.2])  # and p is untouched
 
 
@@ -257,3 +263,126 @@ def test_one_draft_more_is_one_row_more():
     assert fates == [Fate.ACCEPTED] * 3 + [Fate.BONUS]
     assert asked == [0, 1, 2, 3]
     assert [o.fate for o in verify_tokenwise(target, [], lambda: 0.5)] == [Fate.PLAIN]
+
+
+# --- Block verification ------------------------------------------------------------------------------------
+
+
+def random_model(seed: int, vocabulary: int = 3):
+    """Distributions by prefix; some ids are impossible after some prefixes."""
+    known: dict[tuple[int, ...], Distribution] = {}
+    generator = torch.Generator().manual_seed(seed)
+
+    def model(prefix: tuple[int, ...]) -> Distribution:
+        if prefix not in known:
+            weights = torch.rand(vocabulary, generator=generator) ** 3
+            weights[torch.rand(vocabulary, generator=generator) < 0.2] = 0
+            weights = weights + 1e-3 * (weights.sum() == 0)
+            known[prefix] = Distribution(weights / weights.sum())
+        return known[prefix]
+
+    return model
+
+
+def continuation(model, prefix: tuple[int, ...], ids: tuple[int, ...]) -> float:
+    probability = 1.0
+    for n in range(len(prefix), len(ids)):
+        probability *= model(ids[:n]).at(ids[n])
+    return probability
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(4))
+def test_block_verification_is_exact(seed, length):
+    """Every draft, every number kept and every correction, weighted: what is written is the target's own."""
+    target, draft = random_model(seed), random_model(seed + 100)
+    written: Counter = Counter()
+    for drafted in product(range(3), repeat=length):
+        of_draft = continuation(draft, (), drafted)
+        if not of_draft:
+            continue
+        block = [
+            (target(drafted[:n]), Proposal(drafted[n], draft(drafted[:n]), draft(drafted[:n])))
+            for n in range(length)
+        ]
+        weights, thresholds = block_thresholds(block)
+        assert all(0 <= h <= 1 for h in thresholds)
+        for kept in range(length + 1):
+            of_kept = thresholds[kept - 1] if kept else 1.0
+            of_kept *= math.prod(1 - h for h in thresholds[kept:])
+            if not of_kept:
+                continue
+            if kept == length:
+                law = target(drafted).probabilities.double()
+            else:
+                p, proposal = block[kept]
+                law = residual(p, proposal.q, weights[kept])
+            for own, share in enumerate((law / law.sum()).tolist()):
+                written[(*drafted[:kept], own)] += of_draft * of_kept * share
+    for ids in product(range(3), repeat=length + 1):
+        found = sum(
+            share * continuation(target, w, ids) for w, share in written.items() if w == ids[: len(w)]
+        )
+        assert found == pytest.approx(continuation(target, (), ids), abs=1e-6), ids
+
+
+def block_of(*pairs):
+    """Rows and proposals of id 0, each with p and q of that id."""
+    rows = [exact(p, 1 - p) for p, _ in pairs] + [exact(0.5, 0.5)]
+    qs = [exact(q, 1 - q) for _, q in pairs]
+    return rows.__getitem__, [Proposal(0, q, q) for q in qs]
+
+
+def test_block_thresholds_by_hand():
+    target, proposals = block_of((0.4, 0.8), (0.9, 0.6))
+    weights, thresholds = block_thresholds([(target(i), proposal) for i, proposal in enumerate(proposals)])
+    assert weights == pytest.approx([1, 0.5, 0.75])
+    # Z = max(0, .5 * .9 - .6) + max(0, .5 * .1 - .4) = 0, so nothing is kept unless both are.
+    assert thresholds == pytest.approx([0, 0.75])
+
+
+def test_a_later_draft_that_succeeds_carries_those_before_it():
+    target, proposals = block_of((0.4, 0.8), (0.9, 0.6))
+    draws = iter([0.9, 0.7, 0.0])
+    outcomes = list(verify_blockwise(target, proposals, lambda: next(draws)))
+    assert [o.fate for o in outcomes] == [Fate.ACCEPTED, Fate.ACCEPTED, Fate.BONUS]
+    assert [(o.u, o.h) for o in outcomes] == [(0.9, 0), (0.7, pytest.approx(0.75)), (None, None)]
+    draws = iter([0.0, 0.76, 0.999])
+    rejected, resampled = verify_blockwise(target, proposals, lambda: next(draws))
+    assert (rejected.fate, rejected.position) == (Fate.REJECTED, 0)  # u = 0 keeps nothing impossible
+    assert (resampled.fate, resampled.position, resampled.id) == (Fate.RESAMPLED, 0, 1)
+
+
+def test_at_temperature_zero_blocks_are_judged_as_tokens_are():
+    for rows in product([0, 1], repeat=3):
+        p = [Distribution(torch.ones(1), torch.tensor([id])) for id in (*rows, 1)]
+        proposals = [Proposal(0, q := Distribution(torch.ones(1), torch.tensor([0])), q)] * 3
+        token, block = (
+            [(o.id, o.fate) for o in verify(p.__getitem__, proposals, lambda: 0.999)]
+            for verify in (verify_tokenwise, verify_blockwise)
+        )
+        assert token == block
+
+
+def test_a_block_ends_before_a_bad_row():
+    target, proposals = block_of((0.8, 0.8), (0.5, 0.5))
+
+    def rows(bad):
+        def row(position):
+            if position >= bad:
+                raise BadLogitsError("bad")
+            return target(position)
+
+        return row
+
+    outcomes = verify_blockwise(rows(1), proposals, lambda: 0.5)
+    assert next(outcomes).fate is Fate.ACCEPTED
+    with pytest.raises(BadLogitsError):
+        next(outcomes)
+    with pytest.raises(BadLogitsError):
+        next(verify_blockwise(rows(0), proposals, lambda: 0.5))
+
+
+def test_nothing_proposed_is_plain_in_either_way():
+    (only,) = verify_blockwise(lambda _: exact(0.2, 0.8), [], lambda: 0.5)
+    assert (only.fate, only.id, only.position) == (Fate.PLAIN, 1, 0)
