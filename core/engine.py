@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from core.auto_k import AutoK
 from core.drafters.base import Drafter
 from core.models.pair import Pair
 from core.records import Fate, Reply, Round, Settings, Token
@@ -225,6 +226,9 @@ class _Loop:
         self._uniform = uniform
         self._drafter: Drafter | None = pair.drafter if settings.num_draft_tokens else None
         self._rounds = 0
+        self._auto: AutoK | None = None
+        if settings.auto_draft_tokens and self._drafter and pair.costs:
+            self._auto = AutoK(pair.costs, pair.acceptance)
 
     @torch.inference_mode()
     def prefill(self, cancel: threading.Event) -> bool:
@@ -256,6 +260,8 @@ class _Loop:
         tokens = self._commit(rows, proposals)
         # Both models have read drafts that may not stand, and neither has read the last id.
         caches.crop(len(transcript.ids) - 1)
+        if self._auto:
+            self._auto.observe(tokens)
         text = transcript.newly_safe()
         self._rounds += 1
         return Round(
@@ -282,7 +288,12 @@ class _Loop:
             (self._pair.target.context_length - length - 1, "context"),
             (max(0, self._drafter.context_length - length + 1), "draft_context"),
         ]
-        return min(limits, key=lambda limit: limit[0])
+        count, reason = min(limits, key=lambda limit: limit[0])
+        if self._auto and count:
+            chosen = self._auto.choose(self._transcript.domain, count)
+            if reason == "fixed" or chosen < count:
+                return chosen, "auto"
+        return count, reason
 
     def _commit(self, rows: torch.Tensor, proposals: list[Proposal]) -> list[Token]:
         """Verifies and commits token by token until the round or the reply ends."""

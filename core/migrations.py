@@ -170,6 +170,11 @@ def m006_block_verification(db: Database) -> None:
     db["tokens"].add_column("h", float)
 
 
+@migrations()
+def m007_auto_draft_tokens(db: Database) -> None:
+    db["replies"].add_column("auto_draft_tokens", int, not_null_default=0)
+
+
 def is_newer(db: Database) -> bool:
     """Whether a later Redline made this database: it has been through a migration that is not known here."""
     return any(migration.name not in _known() for migration in migrations.applied(db))

@@ -220,6 +220,7 @@ def reply_from_row(row: sqlite3.Row, rounds: tuple[Round, ...]) -> StoredReply:
     """The reply of a row of ``replies`` and its rounds; see StoredReply for one without an end on record."""
     settings = {name: row[name] for name in SETTING_NAMES}
     settings["stop"] = tuple(json.loads(settings["stop"]))
+    settings["auto_draft_tokens"] = bool(settings["auto_draft_tokens"])
     text, visible_chars = row["text"], row["visible_chars"]
     finished = rounds[-1].finish_reason if rounds else None
     if text is None:  # no end on record

@@ -51,6 +51,12 @@ class Transcript:
     def emitted(self) -> int:
         return len(self.ids) - self._prompt_tokens
 
+    @property
+    def domain(self) -> str:
+        """Which kind of text the next token begins in."""
+        ((domain, _),) = self._domains.peek([""])
+        return domain
+
     def push(self, token_id: int) -> Piece:
         """Commits ``token_id``."""
         self.ids.append(token_id)

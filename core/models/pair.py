@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from core.auto_k import Costs
 from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
 from core.models import Progress
@@ -31,7 +32,9 @@ class Pair:
     """``end_ids`` end a reply; ``drafter`` is None where the target writes alone.
 
     ``suggested`` holds fields of ``Settings`` that the target's ``generation_config`` names: shown as a
-    suggestion, never applied unasked. ``notes`` are sentences to show with the pair.
+    suggestion, never applied unasked. ``notes`` are sentences to show with the pair. ``costs`` are what its
+    passes take on this machine (``core.calibration``): with them K can be chosen automatically, which begins
+    by expecting ``acceptance``.
     """
 
     info: PairInfo
@@ -41,6 +44,8 @@ class Pair:
     end_ids: frozenset[int]
     suggested: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    costs: Costs | None = None
+    acceptance: float = 0.5
 
 
 def build_embedded_pair(

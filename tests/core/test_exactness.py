@@ -18,6 +18,7 @@ from itertools import product
 import pytest
 import torch
 
+from core.auto_k import Costs
 from core.engine import Engine
 from core.records import EMITTED, Settings
 from core.sampling import distribution, distributions
@@ -197,6 +198,10 @@ CASES = {
     "block, trimmed head": dict(settings=Settings(temperature=1.0, verifier="block"), head_ids=[0, 2]),
     "block, K changes": dict(settings=Settings(temperature=1.0, verifier="block"), fails_at={3, 5}),
     "block, end of text inside": dict(settings=Settings(temperature=1.0, verifier="block"), eos=2),
+    "auto K": dict(settings=Settings(temperature=1.0, num_draft_tokens=3, auto_draft_tokens=True)),
+    "auto K, block": dict(
+        settings=Settings(temperature=1.0, num_draft_tokens=3, auto_draft_tokens=True, verifier="block")
+    ),
     "draft is target": dict(settings=Settings(temperature=1.0), draft_seed=1),
 }
 LENGTH, REPLIES = 4, 2000
@@ -214,14 +219,19 @@ def test_sampled_replies(name):
         whole = draft
         draft = lambda ids: whole(ids)[torch.tensor(head_ids)]  # noqa: E731
     pair = toy_pair(target, draft, head_ids=head_ids, eos=eos)
+    # Costs that make K = 0 and 2 the best choice at one acceptance or another.
+    pair.costs = Costs(draft=0.05, verify=(1.0, 1.4, 1.45, 1.9))
     engine = Engine(pair)
     counts: Counter = Counter()
+    chosen: set[int] = set()
     for seed in range(REPLIES):
         generation = engine.generate(PROMPT, _with(settings, seed))
         rounds = list(generation)
+        chosen |= {r.num_draft_tokens for r in rounds if r.num_draft_tokens_reason == "auto"}
         emitted = [t.id for r in rounds for t in r.tokens if t.fate in EMITTED]
         assert tuple(emitted) == generation.reply.token_ids
         counts[generation.reply.token_ids] += 1
+    assert len(chosen) > 1 or not settings.auto_draft_tokens
     expected = joint(target, settings, LENGTH, 3, eos)
     assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
     assert g_test(counts, expected, REPLIES) > 1e-3

@@ -22,6 +22,7 @@ NAMES = [
     "m004_reply_figures",
     "m005_any_pair",
     "m006_block_verification",
+    "m007_auto_draft_tokens",
 ]
 
 

@@ -1,0 +1,130 @@
+"""What a pair's passes cost on this machine, measured once and kept: ``core.auto_k`` decides by it.
+
+The least of a few timings of each pass is taken: what a machine does beside only adds to it. Kept in the
+user's cache folder by the pair's weights and forms, the device and the versions, so that later starts decide
+alike. A pair is measured behind a short context; a long one makes all passes dearer and the draft's share of
+a round smaller.
+
+Run: ``python -m core.calibration`` measures the embedded pair anew and prints its costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import os
+import sys
+import time
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+
+from core.auto_k import Costs
+from core.engine import Engine
+from core.models.embedded import home, load_embedded
+from core.models.errors import LoadError
+from core.models.pair import Pair
+from core.records import Settings
+from core.terminal import progress_printer
+
+log = logging.getLogger(__name__)
+
+KEPT = "costs.json"  # in home()
+MOST = 8  # the largest K that is measured
+CONTEXT = 96  # ids behind which passes are timed
+REPEATS = 3
+
+
+def costs(pair: Pair) -> Costs | None:
+    """The pair's costs: kept ones, or measured now and kept. None without a draft."""
+    if pair.drafter is None:
+        return None
+    path = home() / KEPT
+    name = _name(pair)
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        found = kept[name]
+        return Costs(found["draft"], tuple(found["verify"]), found["overhead"])
+    except (OSError, ValueError, KeyError, TypeError):
+        measured = measure(pair)
+        _keep(path, name, measured)
+        return measured
+
+
+@torch.inference_mode()
+def measure(pair: Pair) -> Costs:
+    """Times the pair's passes and a few rounds of its engine."""
+    ids = [i % pair.target.readable_ids for i in range(CONTEXT)]
+    cache, state = pair.target.new_cache(), pair.drafter.new_state()
+    pair.target.prefill(ids[:-1], cache)
+    pair.drafter.prefill(ids[:-1], state)
+    settings = Settings(temperature=1.0, num_draft_tokens=MOST, max_new_tokens=2 * MOST)
+
+    def verify(rows: int) -> None:
+        cache.crop(CONTEXT - 1)
+        pair.target.logits(ids[-1:] * rows, cache)
+
+    def draft() -> None:
+        state.crop(CONTEXT - 1)
+        pair.drafter.draft(ids, MOST, settings, lambda: 0.5, state)
+
+    passes = [partial(verify, rows) for rows in range(1, MOST + 2)]
+    seconds = [math.inf] * (MOST + 2)
+    for _ in range(REPEATS):  # in turn, so that a disturbance of the machine meets all alike
+        for n, work in enumerate([*passes, draft]):
+            start = time.perf_counter()
+            work()
+            seconds[n] = min(seconds[n], time.perf_counter() - start)
+    rounds = list(Engine(pair, cache_bytes=0).generate(ids, settings))
+    return Costs(
+        draft=seconds.pop() / MOST,
+        verify=tuple(accumulate(seconds, max)),  # more rows are not cheaper: that was a disturbance
+        overhead=min(round_.overhead_seconds for round_ in rounds),
+    )
+
+
+def _name(pair: Pair) -> str:
+    """What costs depend on, in one word."""
+    info = pair.info
+    device = torch.cuda.get_device_name() if info.device.startswith("cuda") else f"{os.cpu_count()} cores"
+    what = (info, device, torch.__version__, torch.get_num_threads())
+    return hashlib.sha256(repr(what).encode()).hexdigest()
+
+
+def _keep(path: Path, name: str, measured: Costs) -> None:
+    try:
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            assert isinstance(kept, dict)
+        except (OSError, ValueError, AssertionError):
+            kept = {}
+        kept[name] = dataclasses.asdict(measured)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        part.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        log.warning("The costs of the pair are not kept: %s", error)
+
+
+def main() -> None:
+    say = progress_printer(sys.stderr)
+    try:
+        pair = load_embedded(say)
+    except LoadError as error:
+        sys.exit(str(error))
+    say("", None)
+    found = measure(pair)
+    _keep(home() / KEPT, _name(pair), found)
+    rows = ", ".join(f"{1e3 * seconds:.1f}" for seconds in found.verify)
+    print(f"target, 1 to {len(found.verify)} rows: {rows} ms")
+    print(f"draft step: {1e3 * found.draft:.1f} ms; the rest of a round: {1e3 * found.overhead:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()

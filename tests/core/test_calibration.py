@@ -1,0 +1,58 @@
+"""Costs are measured once, kept by what they depend on, and never in the way."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from core import calibration
+from core.auto_k import Costs
+from core.models.embedded import home
+from tests.core.test_decoder import pair_of
+from tests.core.tiny import as_decoder, tiny_llama
+
+
+@pytest.fixture
+def pair():
+    return pair_of(as_decoder(tiny_llama(1)), as_decoder(tiny_llama(2, layers=1)))
+
+
+def test_costs_are_measured_once_and_kept(pair, monkeypatch):
+    first = calibration.costs(pair)
+    assert len(first.verify) == calibration.MOST + 1
+    assert 0 < first.draft and 0 < first.overhead
+    assert list(first.verify) == sorted(first.verify) and first.verify[0] > 0
+    monkeypatch.setattr(calibration, "measure", None)
+    assert calibration.costs(pair) == first
+    assert first.round_seconds(2) == 2 * first.draft + first.verify[2] + first.overhead
+
+
+def test_other_weights_are_measured_anew(pair, monkeypatch):
+    calibration.costs(pair)
+    monkeypatch.setattr(calibration, "measure", lambda pair: Costs(1.0, (2.0,), 3.0))
+    pair.info = dataclasses.replace(pair.info, target_fingerprint="other")
+    assert calibration.costs(pair) == Costs(1.0, (2.0,), 3.0)
+    assert len(json.loads((home() / calibration.KEPT).read_text())) == 2
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", "{", '{"x": 1}'])
+def test_a_damaged_file_is_replaced(pair, monkeypatch, damaged):
+    monkeypatch.setattr(calibration, "measure", lambda pair: Costs(1.0, (2.0,), 3.0))
+    home().mkdir(parents=True)
+    (home() / calibration.KEPT).write_text(damaged)
+    assert calibration.costs(pair) == Costs(1.0, (2.0,), 3.0)
+    monkeypatch.setattr(calibration, "measure", None)
+    assert calibration.costs(pair) == Costs(1.0, (2.0,), 3.0)
+
+
+def test_a_folder_that_cannot_be_written_only_costs_the_next_measurement(pair, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REDLINE_HOME", str(tmp_path / "file" / "home"))
+    assert calibration.costs(pair).draft > 0
+
+
+def test_the_target_alone_has_no_costs(pair):
+    pair.drafter = None
+    assert calibration.costs(pair) is None
