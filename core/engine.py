@@ -13,6 +13,7 @@ held by one reply at a time. It does not know who is watching: no page, store or
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import threading
@@ -22,19 +23,13 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from core.auto_k import AutoK
+from core.batched import Batched
 from core.drafters.base import Drafter
 from core.models.pair import Pair
 from core.records import Fate, Reply, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
-from core.sampling import (
-    VERIFIERS,
-    BadLogitsError,
-    Distribution,
-    Outcome,
-    Proposal,
-    distributions,
-    raw_probability,
-)
+from core.rounds import Drafted, Played, Stepwise, Uniform, Verdict, Way
+from core.sampling import BadLogitsError
 from core.text import PromptError, decode
 from core.transcript import Piece, Transcript
 
@@ -42,8 +37,6 @@ log = logging.getLogger(__name__)
 
 _LOCK_POLL_SECONDS = 0.05  # how often a waiting reply looks whether it was cancelled
 CACHE_BYTES = 512 << 20  # of kept caches; a thousand ids of the embedded pair take some 55 MB
-
-Uniform = Callable[[], float]
 
 
 def seeded(seed: int) -> Uniform:
@@ -56,14 +49,21 @@ class Engine:
 
     ``uniforms`` makes the draws of a reply from its seed; another source lets them be scripted.
     What was read of earlier prompts and replies is kept, up to ``cache_bytes``, and read no second time
-    where a new prompt begins alike (``core.reuse``); 0 keeps nothing.
+    where a new prompt begins alike (``core.reuse``); 0 keeps nothing. ``batched`` says whether rounds are
+    played on the models' own device with one wait each (``core.batched``) or step by step on the CPU
+    (``core.rounds``); None leaves it to the pair's devices.
     """
 
     def __init__(
-        self, pair: Pair, uniforms: Callable[[int], Uniform] = seeded, cache_bytes: int = CACHE_BYTES
+        self,
+        pair: Pair,
+        uniforms: Callable[[int], Uniform] = seeded,
+        cache_bytes: int = CACHE_BYTES,
+        batched: bool | None = None,
     ):
         self.pair = pair
         self.uniforms = uniforms
+        self.batched = Batched.suits(pair) if batched is None else batched
         self._kept = KeptCaches(pair.target, pair.drafter, cache_bytes)
         self._lock = threading.Lock()
 
@@ -80,6 +80,16 @@ class Engine:
     @property
     def busy(self) -> bool:
         return self._lock.locked()
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[bool]:
+        """Whether no reply is being written; if so, those that come wait while the block is run."""
+        free = self._lock.acquire(blocking=False)
+        try:
+            yield free
+        finally:
+            if free:
+                self._lock.release()
 
     def generate(
         self,
@@ -182,9 +192,11 @@ class Generation:
                 self._finish(finish, error)
 
     def _begin(self, kept: Kept) -> None:
-        settings = self.settings
+        settings, pair = self.settings, self._pair
         self.reused_tokens = kept.cache.length
-        self._loop = _Loop(self._pair, kept, self._transcript, settings, self._engine.uniforms(settings.seed))
+        uniform = self._engine.uniforms(settings.seed)
+        way = (Batched if self._engine.batched else Stepwise)(pair, settings, uniform)
+        self._loop = _Loop(pair, kept, self._transcript, settings, way)
         start = time.perf_counter()
         if self._loop.prefill(self._cancel):
             self.prefill_seconds = time.perf_counter() - start
@@ -215,15 +227,13 @@ class Generation:
 class _Loop:
     """Draft, verify, commit, over one transcript; ``caches`` hold a beginning of it."""
 
-    def __init__(
-        self, pair: Pair, caches: Kept, transcript: Transcript, settings: Settings, uniform: Uniform
-    ):
+    def __init__(self, pair: Pair, caches: Kept, transcript: Transcript, settings: Settings, way: Way):
         self.error: str | None = None  # one sentence, once a round could not be finished
         self._pair = pair
         self._caches = caches
         self._transcript = transcript
         self._settings = settings
-        self._uniform = uniform
+        self._way = way
         self._drafter: Drafter | None = pair.drafter if settings.num_draft_tokens else None
         self._rounds = 0
         self._auto: AutoK | None = None
@@ -247,17 +257,10 @@ class _Loop:
         transcript, caches = self._transcript, self._caches
         start = time.perf_counter()
         count, reason = self._room()
-        proposals: list[Proposal] = []
-        if count:
-            proposals = self._drafter.draft(
-                transcript.ids, count, self._settings, self._uniform, caches.state
-            )
-            if len(proposals) < count:
-                reason = "draft_failed"
-        drafted = time.perf_counter()
-        rows = self._pair.target.logits([transcript.ids[-1], *(p.id for p in proposals)], caches.cache)
-        scored = time.perf_counter()
-        tokens = self._commit(rows, proposals)
+        played = self._way.play(transcript.ids, count, caches)
+        if len(played.drafts) < count:
+            reason = "draft_failed"
+        tokens = self._commit(played)
         # Both models have read drafts that may not stand, and neither has read the last id.
         caches.crop(len(transcript.ids) - 1)
         if self._auto:
@@ -271,9 +274,9 @@ class _Loop:
             tokens=tuple(tokens),
             text=text,
             context_tokens=len(transcript.ids),
-            draft_seconds=drafted - start,
-            target_seconds=scored - drafted,
-            overhead_seconds=time.perf_counter() - scored,
+            draft_seconds=played.draft_seconds,
+            target_seconds=played.target_seconds,
+            overhead_seconds=time.perf_counter() - start - played.draft_seconds - played.target_seconds,
             finish_reason="error" if self.error else transcript.finish_reason,
         )
 
@@ -295,96 +298,58 @@ class _Loop:
                 return chosen, "auto"
         return count, reason
 
-    def _commit(self, rows: torch.Tensor, proposals: list[Proposal]) -> list[Token]:
-        """Verifies and commits token by token until the round or the reply ends."""
-        block = [*self._transcript.ids, *(proposal.id for proposal in proposals)]
-        start = len(self._transcript.ids)
-        targets: dict[int, tuple[Distribution, Distribution]] = {}
-
-        def target(position: int) -> Distribution:
-            if position not in targets:
-                targets[position] = distributions(rows[position], self._settings, block[: start + position])
-            return targets[position][0]
-
+    def _commit(self, played: Played) -> list[Token]:
+        """Commits what was judged, token by token, until the round or the reply ends."""
+        drafts = played.drafts
         tokens: list[Token] = []
         try:
-            verify = VERIFIERS[self._settings.verifier]
-            for outcome in verify(target, proposals, self._uniform):
-                position = outcome.position
-                figures = self._figures(
-                    outcome,
-                    *targets[position],
-                    proposals[position] if outcome.q is not None else None,
-                    rows[position],
-                )
-                if outcome.fate is Fate.REJECTED:
-                    tokens += self._unkept(proposals[position:], position, figures)
+            for verdict in played.verdicts:
+                if verdict.outcome.fate is Fate.REJECTED:
+                    position = verdict.outcome.position
+                    tokens += self._unkept(drafts[position:], position, verdict.figures)
                     continue
-                tokens.append(self._kept(outcome, len(proposals), figures))
+                tokens.append(self._kept(verdict, len(drafts)))
                 if self._transcript.finish_reason:
                     break
         except BadLogitsError as bad:
             self.error = f"The reply ended here because the target gave unusable numbers ({bad})."
         recorded = sum(token.drafted for token in tokens)
-        tokens += self._unkept(proposals[recorded:], recorded)
+        tokens += self._unkept(drafts[recorded:], recorded)
         return tokens
 
-    def _kept(self, outcome: Outcome, num_proposals: int, figures: dict) -> Token:
+    def _kept(self, verdict: Verdict, num_drafts: int) -> Token:
         """Commits a token: an accepted draft, or the target's own, which comes after all drafts."""
+        outcome = verdict.outcome
         drafted = outcome.fate is Fate.ACCEPTED
         piece = self._transcript.push(outcome.id)
         return _token(
             piece,
-            index=outcome.position if drafted else num_proposals,
+            index=outcome.position if drafted else num_drafts,
             id=outcome.id,
             fate=outcome.fate,
             position=outcome.position,
             emitted_index=self._transcript.emitted - 1,
-            **figures,
+            **verdict.figures,
         )
 
-    def _unkept(self, proposals: list[Proposal], start: int, first: dict | None = None) -> list[Token]:
+    def _unkept(self, drafts: list[Drafted], start: int, first: dict | None = None) -> list[Token]:
         """Drafts from position ``start`` on that do not stand: the first rejected if it has figures, the
         others discarded, each read in the context it was proposed in."""
-        pieces = self._transcript.peek([p.id for p in proposals])
+        pieces = self._transcript.peek([draft.id for draft in drafts])
         tokens = []
-        for position, (proposal, piece) in enumerate(zip(proposals, pieces, strict=True), start):
+        for position, (draft, piece) in enumerate(zip(drafts, pieces, strict=True), start):
             rejected = first is not None and position == start
             tokens.append(
                 _token(
                     piece,
                     index=position,
-                    id=proposal.id,
+                    id=draft.id,
                     fate=Fate.REJECTED if rejected else Fate.DISCARDED,
                     position=position,
-                    **(first if rejected else {"q": proposal.q.at(proposal.id)}),
+                    **(first if rejected else {"q": draft.q}),
                 )
             )
         return tokens
-
-    def _figures(
-        self,
-        outcome: Outcome,
-        p: Distribution,
-        soft: Distribution,
-        proposal: Proposal | None,
-        row: torch.Tensor,
-    ) -> dict:
-        """What the record keeps of a token whose position was tested (``core.records.Token``)."""
-        figures = {
-            "p": outcome.p,
-            "q": outcome.q,
-            "u": outcome.u,
-            "h": outcome.h,
-            "overlap": outcome.overlap,
-            "entropy_p": p.entropy(),
-            "p_raw": raw_probability(row, outcome.id),
-            "top_p": soft.top(),
-        }
-        if proposal:
-            figures["entropy_q"] = proposal.q.entropy()
-            figures["top_q"] = proposal.soft.top()
-        return figures
 
 
 def _token(piece: Piece, index: int, position: int, **fields) -> Token:

@@ -152,13 +152,13 @@ MUTANTS = [
     ),
     Mutant(
         "the penalty looks one id ahead",
-        "engine.py",
+        "rounds.py",
         "block[: start + position]",
         "block[: start + position + 1]",
     ),
     Mutant(
         "the penalty does not see the drafts",
-        "engine.py",
+        "rounds.py",
         "block[: start + position]",
         "block[:start]",
     ),

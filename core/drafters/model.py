@@ -24,7 +24,8 @@ from core.sampling import BadLogitsError, Proposal, distributions, sample
 class ModelDrafter:
     """``head_ids``: ids (n,) int64 ascending of the model's n logits; None when they are 0..n-1.
 
-    ``vocabulary``: width of the target's logits; None when the draft's is no wider.
+    ``vocabulary``: width of the target's logits; None when the draft's is no wider. Columns of a row of
+    the draft from ``width`` on are of no use then.
     """
 
     name = "model"
@@ -33,7 +34,7 @@ class ModelDrafter:
         self.model = model
         self.head_ids = head_ids
         self.context_length = model.context_length
-        self._width = None if vocabulary is None or vocabulary >= model.vocabulary else vocabulary
+        self.width = None if vocabulary is None or vocabulary >= model.vocabulary else vocabulary
 
     def new_state(self) -> Cache:
         return self.model.new_cache()
@@ -52,7 +53,7 @@ class ModelDrafter:
         proposals: list[Proposal] = []
         sequence = list(ids)
         for _ in range(count):
-            logits = self.model.next_logits(self._readable(sequence[state.length :]), state)[: self._width]
+            logits = self.model.next_logits(self._readable(sequence[state.length :]), state)[: self.width]
             try:
                 q, soft = distributions(logits, settings, sequence, self.head_ids)
             except BadLogitsError:

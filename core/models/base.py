@@ -28,7 +28,13 @@ class Cache(Protocol):
 
 
 class Scorer(Protocol):
-    """Holds ``context_length`` ids, reads ids below ``readable_ids``; its logits are ``vocabulary`` wide."""
+    """Holds ``context_length`` ids, reads ids below ``readable_ids``; its logits are ``vocabulary`` wide.
+
+    A model that can be fed where it is has two members more, without which it runs as others do:
+    ``device`` (a ``torch.device``) and ``device_logits(ids, cache)``, which appends ids (n,) int64 that are
+    on the device, in one pass, and gives the logits after each, (n, vocabulary) float32, there. It makes
+    the host wait for nothing (``core.batched`` says what would) and gives the same numbers as ``logits``.
+    """
 
     context_length: int
     vocabulary: int

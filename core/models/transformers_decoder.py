@@ -136,24 +136,32 @@ class TransformersDecoder:
         for chunk in _chunks(ids):
             if stop and stop():
                 return
-            self._read(chunk, cache, **self._last_only)
+            self._read(self._on_device(chunk), cache, **self._last_only)
 
     def logits(self, ids: Sequence[int], cache: TransformersCache) -> torch.Tensor:
         """Appends ``ids`` in one pass: the logits after each, (len(ids), vocabulary) float32 on the CPU."""
-        return self._read(ids, cache).float().cpu()
+        return self.device_logits(self._on_device(ids), cache).cpu()
+
+    @torch.inference_mode()
+    def device_logits(self, ids: torch.Tensor, cache: TransformersCache) -> torch.Tensor:
+        """Appends ``ids`` (n,) int64 in one pass: (n, vocabulary) float32; both are on the model's device."""
+        return self._read(ids, cache).float()
 
     def next_logits(self, ids: Sequence[int], cache: TransformersCache) -> torch.Tensor:
         """Appends ``ids`` and gives the logits after the last one: (vocabulary,) float32 on the CPU."""
         for chunk in _chunks(ids):
-            rows = self._read(chunk, cache, **self._last_only)
+            rows = self._read(self._on_device(chunk), cache, **self._last_only)
         return rows[-1].float().cpu()
 
+    def _on_device(self, ids: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(list(ids), device=self.device)
+
     @torch.inference_mode()
-    def _read(self, ids: Sequence[int], cache: TransformersCache, **more) -> torch.Tensor:
-        """Appends ``ids`` in one pass: (rows, vocabulary) in the model's own dtype and place."""
+    def _read(self, ids: torch.Tensor, cache: TransformersCache, **more) -> torch.Tensor:
+        """Appends ``ids`` (n,) in one pass: (rows, vocabulary) in the model's own dtype and place."""
         try:
             rows = self.model(
-                torch.tensor([list(ids)], device=self.device),
+                ids[None],
                 use_cache=True,
                 **{self._cache_name: cache.layers},
                 **more,

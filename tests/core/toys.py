@@ -61,6 +61,8 @@ class ToyCache:
 class ToyDecoder:
     """``logits_of(ids)`` gives the logits (vocabulary,) after the ids read so far."""
 
+    device = torch.device("cpu")
+
     def __init__(self, logits_of: LogitsOf, context_length: int = 64):
         self.logits_of = logits_of
         self.context_length = context_length
@@ -88,6 +90,9 @@ class ToyDecoder:
     def logits(self, ids: Sequence[int], cache: ToyCache) -> torch.Tensor:
         start = self._read(ids, cache)
         return torch.stack([self.logits_of(tuple(cache.ids[: start + n + 1])) for n in range(len(ids))])
+
+    def device_logits(self, ids: torch.Tensor, cache: ToyCache) -> torch.Tensor:
+        return self.logits(ids.tolist(), cache)
 
     def next_logits(self, ids: Sequence[int], cache: ToyCache) -> torch.Tensor:
         return self.logits(ids, cache)[-1]
