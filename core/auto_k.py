@@ -11,13 +11,14 @@ Exact: K is chosen before a round from what earlier rounds showed, and given all
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from core.metrics import expected_tokens
+from core.metrics import expected_tokens, predicted_speedup
 from core.records import Token
 
+MOST = 8  # the largest K whose costs are measured
 PRIOR_WEIGHT = 6.0  # tested positions that the prior counts for
 POSITION_WEIGHT = 12.0  # tested positions that a domain's mean counts for, at each position of a block
 MEMORY = 0.97  # what a tested position counts for after another one was: the last thirty matter
@@ -35,6 +36,26 @@ class Costs:
 
     def round_seconds(self, k: int) -> float:
         return k * self.draft + self.verify[k] + self.overhead
+
+    def speedup(self, acceptance: float | Sequence[float | None] | None, ks: Iterable[int]) -> float | None:
+        """The predicted speed-up over plain decoding of rounds with these numbers of drafts.
+
+        ``acceptance`` is that of ``core.metrics.expected_tokens``. None without rounds, where a position that
+        matters was never tested, and for a K that was not measured.
+        """
+        rounds = Counter(ks)
+        if not rounds or max(rounds) >= len(self.verify):
+            return None
+        expected = {k: expected_tokens(acceptance, k) for k in rounds}
+        if None in expected.values():
+            return None
+        return predicted_speedup(
+            sum(count * expected[k] for k, count in rounds.items()),
+            plain_seconds=self.round_seconds(0),
+            draft_seconds=sum(count * k * self.draft for k, count in rounds.items()),
+            target_seconds=sum(count * self.verify[k] for k, count in rounds.items()),
+            overhead_seconds=rounds.total() * self.overhead,
+        )
 
 
 class _Mean:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from core.auto_k import Costs
+from core.auto_k import MOST, Costs
 from core.engine import Engine
 from core.models.embedded import home, load_embedded
 from core.models.errors import LoadError
@@ -35,7 +35,6 @@ from core.terminal import progress_printer
 log = logging.getLogger(__name__)
 
 KEPT = "costs.json"  # in home()
-MOST = 8  # the largest K that is measured
 CONTEXT = 96  # ids behind which passes are timed
 REPEATS = 3
 
@@ -44,16 +43,28 @@ def costs(pair: Pair) -> Costs | None:
     """The pair's costs: kept ones, or measured now and kept. None without a draft."""
     if pair.drafter is None:
         return None
-    path = home() / KEPT
-    name = _name(pair)
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        found = kept[name]
+        kept = json.loads((home() / KEPT).read_text(encoding="utf-8"))
+        found = kept[_name(pair)]
         return Costs(found["draft"], tuple(found["verify"]), found["overhead"])
     except (OSError, ValueError, KeyError, TypeError):
-        measured = measure(pair)
-        _keep(path, name, measured)
-        return measured
+        return measure_again(pair)
+
+
+def measure_again(pair: Pair) -> Costs:
+    """The pair's costs, measured now and kept. The pair has a draft and writes nothing meanwhile."""
+    measured = measure(pair)
+    _keep(home() / KEPT, _name(pair), measured)
+    return measured
+
+
+def costs_if_any(pair: Pair) -> Costs | None:
+    """``costs``; None with a line in the log where measuring fails, for a pair runs without them."""
+    try:
+        return costs(pair)
+    except Exception as error:
+        log.warning("What the pair's passes cost could not be measured: %r", error)
+        return None
 
 
 @torch.inference_mode()
@@ -119,8 +130,7 @@ def main() -> None:
     except LoadError as error:
         sys.exit(str(error))
     say("", None)
-    found = measure(pair)
-    _keep(home() / KEPT, _name(pair), found)
+    found = measure_again(pair)
     rows = ", ".join(f"{1e3 * seconds:.1f}" for seconds in found.verify)
     print(f"target, 1 to {len(found.verify)} rows: {rows} ms")
     print(f"draft step: {1e3 * found.draft:.1f} ms; the rest of a round: {1e3 * found.overhead:.1f} ms")

@@ -56,6 +56,11 @@ class Figures:
     decode_seconds: float
     tokens_per_second: float | None
 
+    @property
+    def mean_draft_tokens(self) -> float | None:
+        """Drafted tokens a round: the mean K, where it changes from round to round."""
+        return _ratio(self.drafted, self.rounds)
+
     def as_row(self) -> dict[str, int | float | str | None]:
         """One flat row with the database's and the CSV's names.
 

@@ -73,6 +73,23 @@ def test_after_many_plain_rounds_one_draft_is_tried():
     assert auto.choose("prose", 8) == 0
 
 
+@pytest.mark.parametrize("costs", [FREE, STEEP, DEAR])
+@pytest.mark.parametrize("a", [0.1, 0.6, 0.95])
+def test_the_chosen_k_is_the_one_that_promises_most(costs, a):
+    promised = [costs.speedup(a, [k]) for k in range(9)]
+    assert promised[0] == 1 and promised[3] == pytest.approx(expected_tokens(a, 3) / costs.round_seconds(3))
+    assert learned(costs, [a] * 8, rounds=400).choose("prose", 8) == promised.index(max(promised))
+
+
+def test_the_prediction_over_changing_ks_weighs_rounds_by_their_time():
+    costs = Costs(draft=0.5, verify=(1.0, 1.5, 3.0), overhead=1.0)
+    # Rounds of 2, 3, 3 and 5 s promise 1, 1.5, 1.5 and 1.75 tokens; a plain round takes 2 s.
+    assert costs.speedup(0.5, [0, 1, 1, 2]) == pytest.approx(5.75 * 2 / 13)
+    assert costs.speedup([0.5, None], [0, 1]) == pytest.approx(2.5 * 2 / 5)
+    for acceptance, ks in (([0.5, None], [2]), (None, [1]), (0.5, [3]), (0.5, [])):
+        assert costs.speedup(acceptance, ks) is None
+
+
 # --- In the engine -----------------------------------------------------------------------------------------
 
 AUTO = Settings(temperature=1.0, num_draft_tokens=8, auto_draft_tokens=True, max_new_tokens=60)

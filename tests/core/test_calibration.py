@@ -53,6 +53,23 @@ def test_a_folder_that_cannot_be_written_only_costs_the_next_measurement(pair, m
     assert calibration.costs(pair).draft > 0
 
 
+def test_measuring_again_replaces_what_was_kept(pair, monkeypatch):
+    first = calibration.costs(pair)
+    monkeypatch.setattr(calibration, "measure", lambda pair: Costs(1.0, (2.0,), 3.0))
+    assert calibration.costs(pair) == first
+    assert calibration.measure_again(pair) == calibration.costs(pair) == Costs(1.0, (2.0,), 3.0)
+
+
+def test_a_pair_that_cannot_be_measured_is_only_logged(pair, monkeypatch, caplog):
+    def fail(pair):
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(calibration, "measure", fail)
+    assert calibration.costs_if_any(pair) is None and "no clock" in caplog.text
+    monkeypatch.undo()
+    assert calibration.costs_if_any(pair).draft > 0
+
+
 def test_the_target_alone_has_no_costs(pair):
     pair.drafter = None
     assert calibration.costs(pair) is None

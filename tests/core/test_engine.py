@@ -254,6 +254,25 @@ def test_cancel_keeps_what_was_said_and_frees_the_engine():
     assert not engine.busy
 
 
+def test_whatever_else_uses_the_models_finds_no_reply_beside_it():
+    engine = Engine(toy_pair(table(1, 5), table(2, 5)))
+    generation = engine.generate(PROMPT, greedy(max_new_tokens=20))
+    next(generation)
+    with engine.idle() as free:
+        assert not free and engine.busy
+    assert engine.busy  # the reply's own hold
+    generation.close()
+    with engine.idle() as free:
+        assert free and engine.busy
+        waiting = engine.generate(PROMPT, GREEDY, cancel=threading.Event())
+        thread = threading.Thread(target=lambda: next(waiting))
+        thread.start()
+        thread.join(0.1)
+        assert waiting.reused_tokens is None and thread.is_alive()
+    thread.join(10)
+    assert waiting.reused_tokens is not None
+
+
 def test_cancel_during_a_long_prompt_does_not_wait_for_all_of_it():
     cancel = threading.Event()
 

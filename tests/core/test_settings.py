@@ -15,6 +15,11 @@ def test_nothing_given_means_the_defaults():
     assert settings == Settings(seed=settings.seed)
 
 
+def test_nothing_is_chosen_automatically_where_k_is_0():
+    assert parse_settings(auto_draft_tokens=True, num_draft_tokens=8).auto_draft_tokens
+    assert not parse_settings(auto_draft_tokens=True, num_draft_tokens=0).auto_draft_tokens
+
+
 # --- SP-02: the seed field
 
 
