@@ -180,7 +180,7 @@ class DomainsTab:
         self,
         pair: str | None,
         drafter: str | None,
-        num_draft_tokens: int | None,
+        num_draft_tokens: int | str | None,
         temperature: float | None,
         verifier: str | None,
         metric: str,
@@ -238,12 +238,13 @@ class DomainsTab:
 # ---------------------------------------------------------------------- filters
 
 
-def axis_values(combination: Combination) -> tuple[str, str, int, float, str]:
-    """The combination in the terms of the dropdowns, in the order of ``AXES``."""
+def axis_values(combination: Combination) -> tuple[str, str, int | str, float, str]:
+    """The combination in the terms of the dropdowns, in the order of ``AXES``; K is "auto 8" up to 8."""
+    k = combination.num_draft_tokens
     return (
         _pair_key(combination),
         combination.drafter,
-        combination.num_draft_tokens,
+        f"auto {k}" if combination.auto_draft_tokens else k,
         combination.temperature,
         combination.verifier,
     )
@@ -262,11 +263,16 @@ def narrow(
         values = {axis_values(choice.combination)[number]: choice.combination for choice in left}
         names = pair_labels(list(values.values())) if axis == "pair" else {}
         labels = [(names.get(key) or _label(axis, key), key) for key in values]
-        offered.append(labels if axis == "pair" else sorted(labels, key=lambda option: option[1]))
+        offered.append(labels if axis == "pair" else sorted(labels, key=_place))
         if value not in values:
             value = axis_values(default_choice(left).combination)[number]
         left = [choice for choice in left if axis_values(choice.combination)[number] == value]
     return left[0], offered
+
+
+def _place(option: tuple[str, str | int | float]) -> tuple[bool, str | int | float]:
+    """Where an option stands: numbers first, by size."""
+    return isinstance(option[1], str), option[1]
 
 
 def pair_labels(pairs: Sequence[Combination]) -> dict[str, str]:
@@ -304,6 +310,8 @@ def _label(axis: str, value: object) -> str:
     }
     if (axis, value) in names:
         return names[axis, value]
+    if axis == "num_draft_tokens" and isinstance(value, str):
+        return f"auto (≤ {value.removeprefix('auto ')})"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

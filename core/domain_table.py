@@ -1,10 +1,11 @@
 """How a pair fares on code, prose, maths, structured text and the rest, from all replies on record.
 
 What is compared was made alike: a ``Combination`` holds fixed the pair (both models by name and fingerprint,
-what they were quantised to, their dtypes and the device), the drafter, K as it was set, the temperature, and
-the verifier with its exactness. Everything else is pooled: the filters (top-k, top-p, min-p, repetition
-penalty; ``Choice.filter_settings`` says how many settings of them there are), stop strings, the length limit,
-system prompts, and whether a domain was detected or picked.
+what they were quantised to, their dtypes and the device), the drafter, K as it was set (chosen automatically
+up to a number is apart from fixed at it), the temperature, and the verifier with its exactness. Everything
+else is pooled: the filters (top-k, top-p, min-p, repetition penalty; ``Choice.filter_settings`` says how many
+settings of them there are), stop strings, the length limit, system prompts, and whether a domain was detected
+or picked.
 
 Rules:
 
@@ -57,6 +58,7 @@ class Combination:
     device: str
     drafter: str
     num_draft_tokens: int
+    auto_draft_tokens: bool
     temperature: float
     exact: bool
     verifier: str
@@ -207,7 +209,7 @@ def default_choice(found: Sequence[Choice]) -> Choice | None:
 
 def _combination(values: Sequence) -> Combination:
     named = dict(zip(COMBINATION_NAMES, values, strict=True))
-    return Combination(**{**named, "exact": bool(named["exact"])})
+    return Combination(**{**named, **{name: bool(named[name]) for name in ("auto_draft_tokens", "exact")}})
 
 
 # --- The comparison -----------------------------------------------------------------------------------------

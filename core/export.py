@@ -25,10 +25,11 @@ What a row is:
 - ``rounds``: one a round, ``domain`` that of its first token.
 - ``tokens``: one a token, drafted ones that were not kept included.
 - ``domains``: one for each domain that occurs in each combination of pair, drafter, K, temperature and
-  verifier on record, newest combination first (``core.domain_table`` has the rules). ``replies`` counts those
-  in which the domain occurs; ``*_low`` and ``*_high`` bound the 95% interval from resampling them, empty
-  where there is none. ``plain_tokens_per_second`` is the target's own speed with K = 0, where that is on
-  record too.
+  verifier on record, newest combination first (``core.domain_table`` has the rules). Where
+  ``auto_draft_tokens`` is 1, K was chosen before each round, ``num_draft_tokens`` at most. ``replies`` counts
+  those in which the domain occurs; ``*_low`` and ``*_high`` bound the 95% interval from resampling them,
+  empty where there is none. ``plain_tokens_per_second`` is the target's own speed with K = 0, where that is
+  on record too.
 
 ``session_id``, ``reply_id``, ``round_index`` and ``index`` join the first four. A ``finish_reason`` of
 ``interrupted`` says that no end is on record: the process was killed, or the reply is still being written.
@@ -231,7 +232,7 @@ def _domain_rows(connection: sqlite3.Connection, session_id: str | None) -> Iter
 
 def _domain_row(choice: Choice, row: DomainRow) -> Row:
     cells: Row = {name: getattr(choice.combination, name) for name in COMBINATION_NAMES}
-    cells["exact"] = int(choice.combination.exact)
+    cells.update((name, int(cells[name])) for name in ("auto_draft_tokens", "exact"))
     cells.update(filter_settings=choice.filter_settings, domain=row.domain, replies=len(row.replies))
     cells.update((name, getattr(row.sums, name)) for name in (*_SUMS, *_SUMS_OF_SUMS))
     cells["plain_replies"] = row.plain_replies

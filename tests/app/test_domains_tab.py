@@ -185,6 +185,19 @@ def test_a_choice_is_kept_as_far_as_it_is_on_record(store):
     assert axis_values(chosen.combination)[2] == 2
 
 
+def test_k_that_was_chosen_automatically_stands_apart_behind_the_fixed_ones(store):
+    for most, auto in ((8, True), (8, False), (16, False), (4, True)):
+        settings = Settings(num_draft_tokens=most, auto_draft_tokens=auto)
+        record(store, "aab", settings=settings)
+    record(store, "p", settings=PLAIN)
+    every = found(store)
+    chosen, offered = narrow(every, (None, None, "auto 8", None, None))
+    assert chosen.combination.auto_draft_tokens and chosen.combination.num_draft_tokens == 8
+    assert [label for label, _ in offered[2]] == ["0 (plain)", "8", "16", "auto (≤ 4)", "auto (≤ 8)"]
+    chosen, _ = narrow(every, (None, None, 8, None, None))
+    assert not chosen.combination.auto_draft_tokens and chosen.replies == 1
+
+
 def test_pairs_are_named_by_what_tells_them_apart(store):
     record(store, "aab")
     record(store, "p", pair=replace(PAIR, draft="", draft_fingerprint="", drafter="plain"), settings=PLAIN)

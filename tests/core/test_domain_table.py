@@ -151,7 +151,7 @@ def test_an_empty_record_has_no_choice(store):
 
 def variants() -> list[dict]:
     """One change of each thing that a combination holds fixed."""
-    other = {"num_draft_tokens": 7, "temperature": 0.0, "verifier": "lossy"}
+    other = {"num_draft_tokens": 7, "auto_draft_tokens": True, "temperature": 0.0, "verifier": "lossy"}
     settings = [{"settings": Settings(seed=1, **{name: value})} for name, value in other.items()]
     pairs = [{"pair": dataclasses.replace(PAIR, **{name: "another"})} for name in (*PAIR_NAMES, "drafter")]
     return settings + pairs
@@ -165,6 +165,14 @@ def test_what_was_made_differently_is_another_combination(store, change):
     assert newest.combination != oldest.combination
     assert compared(store, oldest.combination).whole.sums.accepted == 2
     assert compared(store, newest.combination).whole.sums.accepted == 0
+
+
+def test_block_verification_is_exact_and_another_combination(store):
+    record(store, "aab")
+    record(store, "aaab", settings=Settings(verifier="block"))
+    block, token_wise = (choice.combination for choice in found(store))
+    assert (block.verifier, block.exact) == ("block", True)
+    assert dataclasses.replace(block, verifier="token") == token_wise
 
 
 def test_the_pair_is_all_of_a_pair_info_that_makes_a_difference():

@@ -249,6 +249,17 @@ def test_domains_have_a_row_for_each_combination_and_domain(store, tmp_path):
     assert (code["target_fingerprint"], code["device"]) == (PAIR.target_fingerprint, "cpu")
 
 
+def test_k_chosen_automatically_is_told_from_a_fixed_one(store, tmp_path):
+    for auto in (False, True):
+        record(store, "aab", settings=Settings(num_draft_tokens=8, auto_draft_tokens=auto))
+    for what in ("domains", "replies"):
+        rows = exported(store, what, tmp_path)
+        assert {(row["num_draft_tokens"], row["auto_draft_tokens"]) for row in rows} == {
+            ("8", "0"),
+            ("8", "1"),
+        }
+
+
 def test_domains_have_intervals_and_plain_speed_where_these_are_known(store, tmp_path):
     for words in ("aab", "xr"), ("aab", "aab"):
         record(store, *words)
@@ -339,7 +350,7 @@ def test_cs_03_fifty_thousand_rows_in_bounded_memory(store, tmp_path):
         connection.execute(
             "WITH k(j) AS (VALUES (0), (1), (2), (3), (4)) "
             "INSERT INTO tokens SELECT id, j, j, 'x', NULL, 'accepted', j, NULL, NULL, "
-            "0.5, 0.5, 0.5, 0.5, 1, 1, 0.5, NULL, NULL, 'prose', 0 FROM rounds, k"
+            "0.5, 0.5, 0.5, 0.5, 1, 1, 0.5, NULL, NULL, 'prose', 0, NULL FROM rounds, k"
         )
     tracemalloc.start()
     try:

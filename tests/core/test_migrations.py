@@ -9,6 +9,7 @@ import pytest
 from sqlite_utils import Database
 
 from core import migrations, stored
+from core.domain_table import choices
 from core.metrics import FIGURE_NAMES
 from core.migrations import is_newer, migrate
 from core.records import PairInfo, Reply, Round, Settings, Token
@@ -99,6 +100,24 @@ def test_replies_from_before_their_figures_were_stored_are_kept(tmp_path):
         assert opened.problem is None
     with open_database(path) as db:
         assert [row["accepted"] for row in db["replies"].rows] == [None, 2]
+
+
+def test_replies_from_before_k_could_be_chosen_have_a_fixed_one_and_are_judged_by_token(tmp_path):
+    path = tmp_path / "redline.db"
+    with contextlib.closing(Store(path)) as opened:
+        conversation, _, _ = record(opened, "aaxdr", settings=Settings(seed=1, num_draft_tokens=4))
+    with open_database(path) as db:
+        db["replies"].transform(drop=["auto_draft_tokens"])
+        db["_sqlite_migrations"].delete_where("name = ?", ["m007_auto_draft_tokens"])
+        assert "auto_draft_tokens" not in db["replies"].columns_dict
+    with contextlib.closing(Store(path)) as opened:
+        reply = opened.conversation(conversation).messages[1].replies[0]
+        assert reply.settings == Settings(seed=1, num_draft_tokens=4)
+        record(opened, "aab", settings=Settings(seed=1, num_draft_tokens=4))
+        with stored.reading(path) as connection:
+            (choice,) = choices(connection)  # the old reply and a new one are alike
+        assert choice.replies == 2 and not choice.combination.auto_draft_tokens
+        assert choice.combination.verifier == "token"
 
 
 def test_db_02_a_newer_database_is_left_alone_with_a_message(tmp_path):
