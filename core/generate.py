@@ -1,13 +1,16 @@
 """The terminal twin: one reply of a pair, streamed, by the same engine call the page makes.
 
-    python -m core.generate --prompt TEXT [--system TEXT] [--messages FILE] [--k 3] [--temperature 0.7]
-        [--top-k N] [--top-p X] [--seed 1] [--max-new-tokens 128] [--stop TEXT]... [--domain auto]
-        [--show-discarded] [--json]
+    python -m core.generate --prompt TEXT [--system TEXT] [--messages FILE] [--k 3 | --k auto]
+        [--verifier token] [--temperature 0.7] [--top-k N] [--top-p X] [--seed 1] [--max-new-tokens 128]
+        [--stop TEXT]... [--domain auto] [--show-discarded] [--json]
         [--pair NAME | --target MODEL [--draft MODEL]] [--quantize FORM] [--draft-quantize FORM]
         [--device NAME] [--dtype NAME]
 
 The last two lines choose the pair as ``app.py`` does (``core.models.spec``); without them, and without the
 variables that stand for them, it is the embedded one. What is missing of a pair is downloaded without asking.
+
+``--k auto`` chooses K before each round, by what passes cost on this machine (``core.calibration``, measured
+once) and by the reply's own acceptance. ``--verifier block`` judges a round's drafts together.
 
 On a terminal every token shows its fate (``core.terminal``; ``NO_COLOR`` is respected); a file or a pipe
 gets the reply's text. ``--json`` prints one JSON object a line: each round (``"type": "round"``), then the
@@ -36,6 +39,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from core.auto_k import MOST
 from core.chat import fit_chat, prompt_limit
 from core.domains import CHOICES
 from core.metrics import Figures, summarize
@@ -43,7 +47,7 @@ from core.models import Progress
 from core.models.errors import LoadError
 from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
-from core.settings import SettingsError, parse_settings
+from core.settings import VERIFIERS, SettingsError, parse_settings
 from core.terminal import PlainWriter, RedlineWriter, legend, printable, progress_printer
 from core.text import PromptError, clean_text
 
@@ -84,14 +88,17 @@ def parse_request(arguments: Sequence[str] | None = None) -> Request:
     given = _parser().parse_args(arguments)
     if given.domain not in CHOICES:
         raise InputError(f"Domain must be one of {', '.join(CHOICES)}, not {given.domain!r}.")
+    auto = given.k == "auto"
     settings = parse_settings(
         temperature=given.temperature,
         top_k=given.top_k,
         top_p=given.top_p,
-        num_draft_tokens=given.k,
+        num_draft_tokens=MOST if auto else given.k,
+        auto_draft_tokens=auto,
         max_new_tokens=given.max_new_tokens,
         stop=[clean_text(stop) for stop in given.stop],
         seed=given.seed,
+        verifier=given.verifier,
     )
     pair = pair_spec(given, os.environ) or embedded_spec()
     return Request(_messages(given), settings, pair, given.domain, given.json, given.show_discarded)
@@ -115,7 +122,13 @@ def _parser() -> argparse.ArgumentParser:
         "--k",
         default=usual.num_draft_tokens,
         metavar="N",
-        help="draft tokens a round, 0 is plain (%(default)s)",
+        help=f"draft tokens a round, 0 is plain, auto chooses up to {MOST} (%(default)s)",
+    )
+    parser.add_argument(
+        "--verifier",
+        default=usual.verifier,
+        metavar="NAME",
+        help=f"how drafts are judged: {' or '.join(VERIFIERS)}, both exact (%(default)s)",
     )
     parser.add_argument(
         "--temperature", default=usual.temperature, metavar="X", help="0 is argmax (%(default)s)"
@@ -250,6 +263,7 @@ def figures_line(reply: Reply, figures: Figures) -> str:
     return " · ".join(
         (
             f"{figures.emitted} tokens in {figures.rounds} rounds",
+            *_drafting(reply.settings, figures),
             f"{_shown(figures.tokens_per_pass, '.2f')} tokens per pass",
             f"{_shown(figures.tokens_per_second, '.1f')} tokens/s",
             f"{_shown(figures.draft_acceptance_rate, '.1%')} of {figures.drafted} drafts accepted",
@@ -259,6 +273,14 @@ def figures_line(reply: Reply, figures: Figures) -> str:
             f"ended: {reply.finish_reason}",
         )
     )
+
+
+def _drafting(settings: Settings, figures: Figures) -> Iterator[str]:
+    """What is out of the ordinary in how drafts were made and judged."""
+    if settings.auto_draft_tokens:
+        yield f"K auto, mean {_shown(figures.mean_draft_tokens, '.2f')}"
+    if settings.verifier != Settings().verifier:
+        yield f"judged by {settings.verifier}"
 
 
 def _shown(value: float | None, form: str) -> str:
@@ -330,6 +352,21 @@ def _let_go_of_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _measured(pair: Pair, request: Request, progress: Progress) -> Request:
+    """The request, with K fixed where what passes cost cannot be measured."""
+    from core.calibration import costs_if_any
+
+    progress("Measuring what passes cost", None)
+    pair.costs = costs_if_any(pair)
+    if pair.costs is not None or pair.drafter is None:
+        return request
+    progress("", None)
+    k = Settings().num_draft_tokens
+    print(f"What passes cost could not be measured: K is fixed at {k}.", file=sys.stderr)
+    settings = replace(request.settings, num_draft_tokens=k, auto_draft_tokens=False)
+    return replace(request, settings=settings)
+
+
 def _load(spec: PairSpec, progress: Progress) -> Pair:
     from core.models.load import load_pair  # PyTorch takes seconds to import: bad input is answered before
 
@@ -347,6 +384,8 @@ def main(arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progr
         progress = progress_printer(sys.stderr)
         progress("Loading PyTorch", None)
         pair = load(request.pair, progress)
+        if request.settings.auto_draft_tokens:
+            request = _measured(pair, request, progress)
         progress("", None)
         for note in pair.notes:
             print(printable(note), file=sys.stderr)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from core import calibration
+from core.auto_k import Costs
 from core.chat import NO_TEMPLATE, PLAIN_STOP, fit_chat
 from core.engine import Engine
 from core.generate import InputError, json_line, main, parse_request, read_messages, reply_row, round_row
@@ -127,6 +129,33 @@ def test_plain_decoding_leaves_figures_of_drafts_undefined(run, capsys):
         assert reply[name] is None
     assert run(*ASK, "--k", "0") == 0
     assert "– of 0 drafts accepted" in capsys.readouterr().err
+
+
+def test_k_may_be_chosen_automatically_and_drafts_judged_in_blocks(run, capsys, monkeypatch, embedded_pair):
+    monkeypatch.setattr(embedded_pair, "costs", None)  # put back afterwards: the pair is everybody's
+    monkeypatch.setattr(calibration, "measure", lambda pair: Costs(0.001, (0.01,) * 9))
+    assert run(*ASK, "--k", "auto", "--verifier", "block", "--json") == 0
+    *rounds, reply = map(strict_json, capsys.readouterr().out.splitlines())
+    assert rounds[0]["num_draft_tokens_reason"] == "auto" and 0 < rounds[0]["num_draft_tokens"] <= 8
+    assert (reply["num_draft_tokens"], reply["auto_draft_tokens"], reply["verifier"]) == (8, True, "block")
+    assert any(token["h"] is not None for row in rounds for token in row["tokens"])
+    assert run(*ASK, "--k", "auto", "--verifier", "block") == 0
+    said = capsys.readouterr().err
+    mean = sum(row["drafted"] for row in rounds) / len(rounds)
+    assert f"· K auto, mean {mean:.2f} · judged by block ·" in said and "Measuring what passes cost" in said
+
+
+def test_where_nothing_can_be_measured_k_is_fixed_and_says_so(run, capsys, monkeypatch, embedded_pair):
+    def fail(pair):
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(embedded_pair, "costs", None)
+    monkeypatch.setattr(calibration, "measure", fail)
+    assert run(*ASK, "--k", "auto", "--json") == 0
+    said = capsys.readouterr()
+    reply = strict_json(said.out.splitlines()[-1])
+    assert "What passes cost could not be measured: K is fixed at 3." in said.err
+    assert (reply["num_draft_tokens"], reply["auto_draft_tokens"]) == (3, False)
 
 
 def test_a_stop_string_is_not_shown(run, capsys):
@@ -311,7 +340,15 @@ def test_bad_arguments_are_refused_in_words(arguments, sentence):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--k", "17"], ["--temperature", "hot"], ["--top-p", "2"], ["--seed", "1.5"], ["--max-new-tokens", "0"]],
+    [
+        ["--k", "17"],
+        ["--k", "automatic"],
+        ["--verifier", "greedy"],
+        ["--temperature", "hot"],
+        ["--top-p", "2"],
+        ["--seed", "1.5"],
+        ["--max-new-tokens", "0"],
+    ],
 )
 def test_bad_settings_are_refused_in_words(arguments):
     with pytest.raises(SettingsError, match="must be"):
