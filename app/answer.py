@@ -10,6 +10,7 @@ import threading
 from typing import Any
 
 from app.token_view import encode_reply_end, encode_reply_start, encode_round
+from core.auto_k import Costs
 from core.chat import Prompt
 from core.metrics import Figures, Tally
 from core.records import PairInfo, Reply, Round, Settings
@@ -21,7 +22,8 @@ class Answer:
 
     ``key`` names it in the token view; it is random, so that only who was shown it can ask for its
     tokens' details. ``info`` says what writes it, and ``tokenizer`` is that pair's own, for another pair
-    may be loaded since. ``prompt`` and ``tokenizer`` are None for a reply that came back from the record.
+    may be loaded since; so are ``costs``, what that pair's passes take here, where that was measured.
+    ``prompt``, ``tokenizer`` and ``costs`` are None for a reply that came back from the record.
     ``reply`` is None until it has ended; ``error`` is a sentence if it could not be written.
     """
 
@@ -34,9 +36,10 @@ class Answer:
         info: PairInfo,
         prompt: Prompt | None = None,
         tokenizer: Any = None,
+        costs: Costs | None = None,
     ):
         self.key, self.kind, self.settings, self.domain = key, kind, settings, domain
-        self.info, self.prompt, self.tokenizer = info, prompt, tokenizer
+        self.info, self.prompt, self.tokenizer, self.costs = info, prompt, tokenizer, costs
         self.opening = prompt.opening if prompt else ""
         self.rounds: list[Round] = []
         self.reply: Reply | StoredReply | None = None
@@ -95,6 +98,20 @@ class Answer:
     def drafted(self) -> bool:
         """Whether drafts are made in it: the target does not write alone."""
         return self.settings.num_draft_tokens > 0 and self.info.drafter != "plain"
+
+    @property
+    def chooses_k(self) -> bool:
+        """Whether K is chosen before each round. Without measured costs it is as set, whatever was asked."""
+        as_set = any(round.num_draft_tokens_reason == "fixed" for round in self.rounds[:1])
+        return self.drafted and self.settings.auto_draft_tokens and not as_set
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """What costs and conditional acceptance promise over plain decoding; None where either is unknown."""
+        if self.costs is None:
+            return None
+        ks = [round.num_draft_tokens for round in self.rounds]
+        return self.costs.speedup(self.figures().conditional_acceptance, ks)
 
     @property
     def context_tokens(self) -> int | None:

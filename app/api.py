@@ -47,6 +47,8 @@ def add(desk: Desk) -> None:
         min_p: float = _DEFAULTS.min_p,
         repetition_penalty: float = _DEFAULTS.repetition_penalty,
         num_draft_tokens: int = _DEFAULTS.num_draft_tokens,
+        auto_draft_tokens: bool = _DEFAULTS.auto_draft_tokens,
+        verifier: str = _DEFAULTS.verifier,
         max_new_tokens: int = _DEFAULTS.max_new_tokens,
         stop: list[str] | None = None,
         seed: int | None = None,
@@ -59,6 +61,8 @@ def add(desk: Desk) -> None:
             min_p=min_p,
             repetition_penalty=repetition_penalty,
             num_draft_tokens=num_draft_tokens,
+            auto_draft_tokens=auto_draft_tokens,
+            verifier=verifier,
             max_new_tokens=max_new_tokens,
             stop=stop,
             seed=seed,
@@ -75,7 +79,9 @@ def add(desk: Desk) -> None:
         api_description=(
             "Write a reply to message: the text so far, each time it has grown. history: earlier messages,"
             " [{'role': 'user' or 'assistant', 'content': text}, ...] or pairs [question, answer]."
-            " num_draft_tokens: K, 0 for the target alone. stop: strings that end the reply."
+            " num_draft_tokens: K, 0 for the target alone. auto_draft_tokens: K is chosen before each round,"
+            " at most num_draft_tokens, where it was measured what passes cost. verifier: 'token' or 'block',"
+            " how drafts are judged; both are exact. stop: strings that end the reply."
             " seed: the same seed and settings give the same reply; none draws one."
             " record: enter question and reply into the record of this app."
         ),

@@ -210,8 +210,13 @@ def _plain(token: Token, round: Round, greedy: bool) -> str:
     return f"{why}: the target wrote this token alone{gave}."
 
 
-def _discarded(token: Token, round: Round) -> str:
+def _discarded(token: Token, round: Round, greedy: bool) -> str:
     struck = next((t for t in round.tokens if t.fate is Fate.REJECTED), None)
+    if struck is not None and struck.h is not None and not greedy:
+        return (
+            f"Judged with its block: neither {name(struck)}, earlier in this round, nor any draft behind it "
+            "passed, so they fell together."
+        )
     if struck is not None:
         return (
             f"Never tested: {name(struck)}, earlier in this round, was rejected, "
@@ -240,7 +245,7 @@ def explain(token: Token, round: Round, temperature: float, texts: Mapping[int, 
         return _bonus(round, greedy)
     if token.fate is Fate.PLAIN:
         return _plain(token, round, greedy)
-    return _discarded(token, round)
+    return _discarded(token, round, greedy)
 
 
 def locate(rounds: Sequence[Round], i: int) -> tuple[Round, int]:
@@ -282,6 +287,7 @@ def token_details(
         ["entropy of q", number(token.entropy_q), "how undecided the draft was, in nats"],
     ]
     if token.h is not None:
+        figures[2] = ["p / q", number(ratio), "multiplied along the block, never above 1: what h is made of"]
         figures[3] = ["u", number(token.u), "the uniform draw of block verification: passes if u < h"]
         figures.insert(4, ["h", number(token.h), "how likely the block is kept at least up to here"])
     if temperature == 0:

@@ -45,8 +45,9 @@ def chart_script(name: str) -> str:
 def rounds_value(rounds: Sequence[Round]) -> str:
     """What the chart draws, as JSON: for each round how many drafts were accepted and how many not.
 
-    ``mean`` is the mean of accepted tokens over the rounds so far. Rounds without drafts count as 0.
-    A reply in which nothing was drafted has nothing to draw; ``note`` says so.
+    ``mean`` is the mean of accepted tokens over the rounds so far. Rounds without drafts count as 0. ``k``,
+    where K was chosen before each round, is what was chosen. A reply in which nothing was drafted has nothing
+    to draw; ``note`` says so.
     """
     if not any(round.drafted for round in rounds):
         note = "Nothing was drafted in this reply." if rounds else "Accepted tokens per round appear here."
@@ -57,12 +58,14 @@ def rounds_value(rounds: Sequence[Round]) -> str:
         total += kept
         mean.append(float(f"{total / count:.3f}"))
     summary = f"Accepted tokens per round: {total} in {len(accepted)} rounds, {mean[-1]:.2f} in the mean."
-    return json.dumps(
-        {
-            "accepted": accepted,
-            "missed": [round.drafted - kept for round, kept in zip(rounds, accepted, strict=True)],
-            "mean": mean,
-            "top": max(round.drafted for round in rounds),
-            "summary": summary,
-        }
-    )
+    value: dict[str, object] = {
+        "accepted": accepted,
+        "missed": [round.drafted - kept for round, kept in zip(rounds, accepted, strict=True)],
+        "mean": mean,
+        "top": max(round.drafted for round in rounds),
+    }
+    if any(round.num_draft_tokens_reason == "auto" for round in rounds):
+        value["k"] = ks = [round.num_draft_tokens for round in rounds]
+        value["top"] = max(ks)
+        summary += f" K was chosen before each round, from {min(ks)} to {max(ks)}."
+    return json.dumps({**value, "summary": summary})

@@ -276,7 +276,7 @@ class Desk:
                 f"This reply was written with {first.info.target} as it ran then: "
                 "load that pair again to compare, or regenerate the reply."
             )
-        settings = dataclasses.replace(first.settings, num_draft_tokens=0)
+        settings = dataclasses.replace(first.settings, num_draft_tokens=0, auto_draft_tokens=False)
         prompt = first.prompt
         if prompt is None:
             prompt = _fit(engine.pair, conversation.messages(until=conversation.last), settings)
@@ -341,7 +341,8 @@ class Desk:
         stops = tuple(dict.fromkeys((*settings.stop, *prompt.stop)))
         settings = dataclasses.replace(settings, stop=stops)
         pair = engine.pair
-        answer = Answer(uuid.uuid4().hex, kind, settings, domain, pair.info, prompt, pair.tokenizer)
+        key = uuid.uuid4().hex
+        answer = Answer(key, kind, settings, domain, pair.info, prompt, pair.tokenizer, pair.costs)
         if record:
             answer.key = self._record(conversation, answer)
         turn.answers.append(answer)

@@ -39,6 +39,12 @@ FIGURES = (
         "Why the reply ended: at the end-of-text token, a stop string, a limit, Stop or an error.",
     ),
     (
+        "drafting",
+        "Drafting",
+        "K, the tokens that the draft proposes in a round: fixed, or chosen before each; and how they are "
+        "judged.",
+    ),
+    (
         "prefill",
         "Prefill",
         "The time both models took to read what was new of the prompt, and its share of the reply's time.",
@@ -56,7 +62,7 @@ FIGURES = (
     ),
 )
 METER = "<progress class='context-meter' max='1' value='0' aria-hidden='true'></progress>"
-WIDE = ("prefill", "reused", "context", "seed")
+WIDE = ("drafting", "prefill", "reused", "context", "seed")
 
 ENDINGS = {
     "eos_token": "end of text",
@@ -66,6 +72,11 @@ ENDINGS = {
     "error": "error",
     "interrupted": "interrupted",
 }
+
+PREDICTED = (
+    "From this reply’s acceptance and what passes cost on this machine, as if acceptances were independent: "
+    "on real text mostly a little too high."
+)
 
 SCRIPT = """
 const cells = {};
@@ -120,6 +131,7 @@ def figures_value(answer: Answer | None) -> str:
         "rounds": str(figures.rounds),
         "emitted": str(figures.emitted),
         "finish": ENDINGS.get(answer.finish_reason or "", answer.finish_reason),
+        "drafting": _drafting(answer),
         "prefill": _prefill(answer),
         "reused": _reused(answer),
         "context": None if context is None else f"{context:,} of {context_length:,} tokens",
@@ -128,6 +140,16 @@ def figures_value(answer: Answer | None) -> str:
         "note": _note(answer),
     }
     return json.dumps({name: text for name, text in texts.items() if text is not None})
+
+
+def _drafting(answer: Answer) -> str:
+    if not answer.drafted:
+        return "none, K = 0"
+    k = f"K = {answer.settings.num_draft_tokens}"
+    if answer.chooses_k:
+        mean = decimal(answer.figures().mean_draft_tokens, 1)
+        k = "K auto" if mean is None else f"K auto, mean {mean}"
+    return f"{k}, by {answer.settings.verifier}"
 
 
 def _prefill(answer: Answer) -> str | None:
@@ -159,6 +181,7 @@ def comparison(turn: Turn | None) -> str:
     if measured is None:
         return ""
     speculative, plain, ratio = measured
+    predicted = _predicted(turn.kept.predicted_speedup)
     verdict = "the two cannot be compared"
     if ratio is not None:
         verdict = f"<b>{ratio:.2f}×</b> the plain speed" + (": drafting pays off here" if ratio > 1 else "")
@@ -167,8 +190,12 @@ def comparison(turn: Turn | None) -> str:
         "<p class='comparison' role='status'><span>Measured</span>"
         f"<span>speculative <b>{decimal(speculative.tokens_per_second, 1) or UNDEFINED}</b> tokens/s</span>"
         f"<span>plain <b>{decimal(plain.tokens_per_second, 1) or UNDEFINED}</b> tokens/s</span>"
-        f"<span>{verdict}</span></p>"
+        f"<span>{verdict}</span>{predicted}</p>"
     )
+
+
+def _predicted(speedup: float | None) -> str:
+    return "" if speedup is None else f"<span title='{PREDICTED}'>predicted <b>{speedup:.2f}×</b></span>"
 
 
 def seconds(value: float | None) -> str | None:

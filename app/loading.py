@@ -11,7 +11,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from core.models.errors import LoadError
@@ -92,6 +92,12 @@ class Loader:
                 raise LoadingRefused(BUSY)
             self.state = LoadingState(UNLOADED)
         self._release()
+
+    def renew(self) -> None:
+        """Have every page look anew at what is loaded: something of it has changed."""
+        with self._lock:
+            if not self.state.loading:  # else the end of the load is a new state anyway
+                self.state = replace(self.state, number=next(_numbers))
 
     def dismiss(self) -> None:
         """Say no more of a load that failed, where the engine from before answers."""

@@ -7,6 +7,7 @@ the tab only tells. Names, licences and sentences come from strangers' files: al
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import gradio as gr
@@ -17,11 +18,14 @@ from app.display import as_html
 from app.events import AT_ONCE, PRIVATE
 from app.loading import LoadingRefused, LoadingState
 from app.masthead import loading_strip, precision
+from core.auto_k import MOST, AutoK, Costs
 from core.models.catalogue import CATALOGUE, Entry
 from core.models.errors import LoadError
 from core.models.memory import free_bytes, gigabytes
 from core.models.spec import CUSTOM, DEVICES, DTYPES, EMBEDDED, QUANTIZE, PairSpec, SpecError
 from core.records import PairInfo
+
+log = logging.getLogger(__name__)
 
 FORM_NAMES = {
     "auto": "What suits the device",
@@ -44,6 +48,7 @@ EMBEDDED_PAIR = "SmolLM2-135M-Instruct and a draft distilled for it. It comes wi
 TOO_LITTLE = (
     "This needs more memory than is free: unload what runs first, quantise further, or choose a smaller pair."
 )
+WRITING = "A reply is being written: measure when it has ended."
 MEASURE_AGAIN = (
     "The figures on record for this pair came from other weights of the same name: measure it again before "
     "comparing."
@@ -62,9 +67,13 @@ class ModelsTab:
             with gr.Column(elem_id="models-runs", min_width=320, scale=1):
                 gr.HTML("<h2 class='margin-title'>What runs</h2>", apply_default_css=False)
                 self.runs = gr.HTML("", elem_id="runs", apply_default_css=False)
-                self.unload = gr.Button(
-                    "Unload", size="sm", interactive=False, elem_id="unload", visible=self.may_choose
-                )
+                with gr.Row(elem_id="runs-actions", visible=self.may_choose):
+                    self.measure = gr.Button(
+                        "Measure again", size="sm", interactive=False, elem_id="measure", min_width=84
+                    )
+                    self.unload = gr.Button(
+                        "Unload", size="sm", interactive=False, elem_id="unload", min_width=84
+                    )
                 if not self.may_choose:
                     reason = ZERO_GPU if zero_gpu.active() else SHARED
                     gr.HTML(f"<p class='quiet'>{as_html(reason)}</p>", apply_default_css=False)
@@ -137,6 +146,7 @@ class ModelsTab:
             self.load.click(self.ask, chosen, asked, **PRIVATE),
             self.yes.click(self.agree, self.doomed, asked, **AT_ONCE),
             self.unload.click(self.give_up, None, None, **PRIVATE),
+            self.measure.click(self.measure_again, None, None, **PRIVATE),
         ]
 
     # ------------------------------------------------------------------ what is shown
@@ -149,13 +159,14 @@ class ModelsTab:
     @property
     def watching(self) -> list[gr.components.Component]:
         """What ``show_loading`` changes."""
-        return [self.runs, self.unload, self.load, self.progress]
+        return [self.runs, self.unload, self.measure, self.load, self.progress]
 
     def show_loading(self, state: LoadingState) -> dict:
         """The tab's part of a new state of the loader."""
         return {
             self.runs: self._running(state),
             self.unload: gr.update(interactive=state.engine is not None and not state.loading),
+            self.measure: gr.update(interactive=can_measure(state)),
             self.load: gr.update(interactive=not state.loading),
             self.progress: loading_strip(state) if state.loading or state.failed else "",
         }
@@ -180,7 +191,8 @@ class ModelsTab:
         notes = list(engine.pair.notes)
         if self.desk.store.changed_since_measured(info):
             notes.insert(0, MEASURE_AGAIN)
-        return running(info, notes, engine.cache_bytes, engine.cache_limit)
+        kept = engine.cache_bytes, engine.cache_limit
+        return running(info, notes, *kept) + passes(engine.pair.costs, engine.pair.acceptance)
 
     # ------------------------------------------------------------------ loading
 
@@ -230,6 +242,25 @@ class ModelsTab:
         except LoadingRefused as error:
             return failure(str(error))
         return loading_strip(self.desk.loader.state)
+
+    def measure_again(self) -> None:
+        """Time the passes of the pair that runs, unless a reply is being written with it."""
+        state = self.desk.loader.state
+        if not self.may_choose or not can_measure(state):
+            return
+        from core import calibration  # imports torch
+
+        with state.engine.idle() as free:
+            if not free:
+                gr.Warning(WRITING)
+                return
+            try:
+                state.engine.pair.costs = calibration.measure_again(state.engine.pair)
+            except Exception as error:  # whatever it is, the pair goes on with what it had
+                log.exception("Measuring failed")
+                gr.Warning(f"The passes could not be measured ({type(error).__name__}: {error}).")
+                return
+        self.desk.loader.renew()
 
     def give_up(self) -> None:
         if not self.may_choose:
@@ -290,6 +321,38 @@ def running(info: PairInfo, notes: list[str], cache_bytes: int, cache_limit: int
     )
     said = [*notes, *([info.exactness_note] if info.exactness_note else [])]
     return shown + "".join(f"<p class='notice'>{as_html(sentence)}</p>" for sentence in said)
+
+
+def can_measure(state: LoadingState) -> bool:
+    """Whether there is a pair with a draft, and nothing being loaded beside it."""
+    return state.engine is not None and not state.loading and state.engine.pair.info.drafter != "plain"
+
+
+def passes(costs: Costs | None, acceptance: float) -> str:
+    """What the pair's passes take on this machine, and the K that is best by it; "" where nobody knows.
+
+    ``acceptance`` is the one to expect before anything was drafted, 0 to 1.
+    """
+    if costs is None:
+        return ""
+    best = AutoK(costs, acceptance).choose("other", MOST)
+    lines = []
+    for k, took in enumerate(costs.verify):
+        promised = f"{costs.speedup(acceptance, [k]):.2f}×"
+        cells = f"<td>{milliseconds(took)}</td><td>{promised}{'<i>best</i>' if k == best else ''}</td>"
+        lines.append(f"<tr{' class=best' if k == best else ''}><th scope='row'>{k}</th>{cells}</tr>")
+    each = [("Plain pass", milliseconds(costs.verify[0])), ("Draft step", milliseconds(costs.draft))]
+    return (
+        "<section class='model'><p class='role'>What passes cost here</p>"
+        f"{rows(each)}<table class='costs'><thead><tr><th scope='col'>K</th>"
+        "<th scope='col'>Pass over K + 1 rows</th>"
+        f"<th scope='col'>Speed at {acceptance:.0%} acceptance</th></tr></thead>"
+        f"<tbody>{''.join(lines)}</tbody></table></section>"
+    )
+
+
+def milliseconds(took: float) -> str:
+    return f"{1000 * took:.1f} ms"
 
 
 def facts(name: str, how: dict[str, str]) -> str:

@@ -12,13 +12,21 @@ from dataclasses import dataclass
 
 import gradio as gr
 
+from app import zero_gpu
 from app.display import as_html
 from app.events import AT_ONCE
 from app.loading import Loader, LoadingState
+from core.auto_k import MOST
 from core.records import DOMAINS, Settings
 from core.settings import MAX_DRAFT_TOKENS, MAX_NEW_TOKENS, parse_settings
 
 DEFAULTS = Settings()
+AUTO_INFO = "Before each round, at most K, from measured costs and this reply's acceptance."
+NO_DRAFT = "Not with this pair: the target writes alone."
+NOT_LENT = "Not on ZeroGPU, where the GPU is lent to replies alone and passes are not timed."
+NOT_MEASURED = "What this pair's passes cost is not known: measure it under Models."
+K_LABEL, K_INFO = "Draft tokens (K)", "How many tokens the draft proposes in a round."
+MOST_LABEL, MOST_INFO = "Most draft tokens (K)", "The most that the draft proposes in a round."
 DOMAIN_NAMES = {"auto": "Detect", "maths": "Maths", "structured": "Structured data"}
 
 # The fields that a model may suggest, and their names in a sentence.
@@ -66,26 +74,45 @@ class SettingsPanel:
             True, label="Record", info="Keep replies, rounds and tokens in the database.", elem_id="record"
         )
         self.inputs += [self.domain, self.record]
+        # Not input: where a pair cannot choose K, the box is emptied, and K is what it was.
+        self.auto.change(switch_auto, [self.auto, self.k, self._fixed], [self.k, self._fixed], **AT_ONCE)
         self.use_suggested.click(self._suggested, None, [*self._suggestible.values()], **AT_ONCE)
 
     def _drafting(self) -> list[gr.components.Component]:
-        return [
-            gr.Checkbox(
-                True,
-                label="Speculative decoding",
-                info="Off: the target writes alone, one token a pass.",
-                elem_id="speculate",
-            ),
-            gr.Slider(
-                0,
-                MAX_DRAFT_TOKENS,
-                DEFAULTS.num_draft_tokens,
-                step=1,
-                label="Draft tokens (K)",
-                info="How many tokens the draft proposes in a round.",
-                elem_id="num-draft-tokens",
-            ),
-        ]
+        speculate = gr.Checkbox(
+            True,
+            label="Speculative decoding",
+            info="Off: the target writes alone, one token a pass.",
+            elem_id="speculate",
+        )
+        self.k = gr.Slider(
+            0,
+            MAX_DRAFT_TOKENS,
+            DEFAULTS.num_draft_tokens,
+            step=1,
+            label=K_LABEL,
+            info=K_INFO,
+            elem_id="num-draft-tokens",
+        )
+        self._fixed = gr.State(DEFAULTS.num_draft_tokens)  # K as it was before it was chosen automatically
+        self.auto = gr.Checkbox(
+            DEFAULTS.auto_draft_tokens,
+            label="Choose K automatically",
+            info=AUTO_INFO,
+            interactive=False,
+            elem_id="auto-draft-tokens",
+        )
+        verifier = gr.Radio(
+            [
+                ("Token by token: each draft is judged by itself", "token"),
+                ("Block: a round's drafts are judged together", "block"),
+            ],
+            value=DEFAULTS.verifier,
+            label="Verification",
+            info="Both are exact; block keeps as many drafts or more.",
+            elem_id="verifier",
+        )
+        return [speculate, self.k, self.auto, verifier]
 
     def _sampling(self) -> list[gr.components.Component]:
         fields = {
@@ -133,12 +160,16 @@ class SettingsPanel:
     @property
     def watching(self) -> list[gr.components.Component]:
         """What ``show_loading`` changes."""
-        return [self.suggestion, self.suggested]
+        return [self.suggestion, self.suggested, self.auto]
 
     def show_loading(self, state: LoadingState) -> dict:
         """The panel's part of a new state of the loader."""
         said = suggestion(state.engine.pair.suggested) if state.engine is not None else ""
-        return {self.suggestion: gr.update(visible=bool(said)), self.suggested: said}
+        return {
+            self.suggestion: gr.update(visible=bool(said)),
+            self.suggested: said,
+            self.auto: auto_update(state),
+        }
 
     def _suggested(self) -> dict:
         """The fields as the loaded model suggests them; what it does not name is off, as there."""
@@ -161,6 +192,24 @@ def _short(
     return gr.Textbox(text, label=label, info=info, min_width=110, elem_id=elem_id, placeholder=placeholder)
 
 
+def auto_update(state: LoadingState) -> dict:
+    """The box for automatic K: where the pair that answers has no costs it is empty, and says why."""
+    if state.engine is None:
+        return gr.update(interactive=False)
+    pair = state.engine.pair
+    if pair.costs is not None:
+        return gr.update(interactive=True, info=AUTO_INFO)
+    why = NO_DRAFT if pair.info.drafter == "plain" else NOT_LENT if zero_gpu.active() else NOT_MEASURED
+    return gr.update(interactive=False, value=False, info=why)
+
+
+def switch_auto(auto: bool, k: int, fixed: int) -> tuple[dict, int]:
+    """The slider and the K to come back to: the slider sets the most that may be chosen while ``auto``."""
+    if auto:
+        return gr.update(value=MOST, maximum=MOST, label=MOST_LABEL, info=MOST_INFO), k
+    return gr.update(value=fixed, maximum=MAX_DRAFT_TOKENS, label=K_LABEL, info=K_INFO), fixed
+
+
 def suggestion(suggested: Mapping[str, float]) -> str:
     """What a model suggests, in one line; "" where it suggests nothing."""
     said = [f"{SUGGESTIBLE[name]} {value:g}" for name, value in suggested.items() if name in SUGGESTIBLE]
@@ -170,6 +219,8 @@ def suggestion(suggested: Mapping[str, float]) -> str:
 def read_settings(
     speculate: bool,
     num_draft_tokens: object,
+    auto_draft_tokens: bool,
+    verifier: str,
     temperature: object,
     top_k: object,
     top_p: object,
@@ -189,8 +240,10 @@ def read_settings(
         min_p=min_p,
         repetition_penalty=repetition_penalty,
         num_draft_tokens=num_draft_tokens if speculate else 0,
+        auto_draft_tokens=auto_draft_tokens,
         max_new_tokens=max_new_tokens,
         stop=stop,
         seed=seed,
+        verifier=verifier,
     )
     return Choices(settings, domain, record)

@@ -41,6 +41,11 @@ def load_engine(spec: PairSpec | None, progress: Progress) -> Any:
         from core.models.load import load_pair
 
         pair = load_pair(spec, progress)
+    if not zero_gpu.active():  # there, the GPU is lent to replies alone
+        from core.calibration import costs_if_any
+
+        progress("Measuring what passes cost", None)
+        pair.costs = costs_if_any(pair)
     return zero_gpu.engine(Engine(pair))
 
 

@@ -18,6 +18,10 @@ async function draw() {
       type: 'scatter', mode: 'lines', x, y: value.mean, name: 'mean', line: {color: colour('--desk-red'), width: 2},
       hovertemplate: 'mean so far %{y:.2f}<extra></extra>',
     },
+    ...(value.k ? [{
+      type: 'scatter', mode: 'lines', x, y: value.k, name: 'K', hovertemplate: 'round %{x}: K = %{y}<extra></extra>',
+      line: {color: ink, width: 1.25, shape: 'hvh'},
+    }] : []),
   ], {
     barmode: 'stack', bargap: accepted.length > 80 ? 0 : 0.15, height: 200,
     paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',

@@ -89,6 +89,8 @@ def test_both_endpoints_are_named_typed_and_described(toy):
     assert not parameters["message"]["parameter_has_default"]
     assert parameters["temperature"]["python_type"]["type"] == "float"
     assert parameters["num_draft_tokens"]["parameter_default"] == 3
+    assert parameters["auto_draft_tokens"]["parameter_default"] is False
+    assert parameters["verifier"]["parameter_default"] == "token"
     assert named["/chat"]["returns"][0]["python_type"]["type"] == "str"
     assert "seed" in named["/chat"]["description"] and named["/pair"]["description"]
 
@@ -185,6 +187,7 @@ def test_the_system_prompt_comes_first(toy):
     [
         ({"temperature": 3}, "Temperature must be a number from 0 to 2, not 3."),
         ({"num_draft_tokens": 2.5}, "Draft tokens (K) must be a whole number from 0 to 16, not 2.5."),
+        ({"verifier": "greedy"}, "Verifier must be one of token, block, not 'greedy'."),
         ({"seed": -7}, "Seed must be a whole number"),
         ({"history": ["hello"]}, "Message 1 of the history needs a role and a content"),
         ({"history": [{"role": "tool", "content": "x"}]}, "role 'tool'"),
@@ -227,6 +230,10 @@ def test_settings_reach_the_engine(letters):
     greedy = letters.chat("abc", temperature=0, max_new_tokens=12)
     assert len(greedy) == 12 and letters.chat("abc", temperature=0, max_new_tokens=12, seed=9) == greedy
     assert letters.chat("abc", temperature=0, max_new_tokens=12, num_draft_tokens=0) == greedy
+    letters.chat("abc", max_new_tokens=3, auto_draft_tokens=True, verifier="block", record=True)
+    (summary,) = letters.desk.store.list_conversations()
+    (reply,) = letters.desk.store.conversation(summary.id).messages[1].replies
+    assert reply.settings.auto_draft_tokens and reply.settings.verifier == "block"
     cut = letters.chat("abc", temperature=0, max_new_tokens=12, stop=[greedy[5:7]])
     assert cut == greedy[: greedy.index(greedy[5:7])]
 

@@ -21,6 +21,8 @@ from tests.core.builders import reply_of, rounds_of
 PANEL = (
     True,
     4,
+    False,
+    "token",
     0.7,
     "0",
     "1",

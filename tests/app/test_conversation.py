@@ -233,12 +233,14 @@ def test_answering_plainly_repeats_prompt_seed_and_settings_with_k_0(store):
     engine = ToyEngine(TEXT)
     desk = desk_of(engine, store)
     conversation = desk.new()
-    first = ask(desk, conversation, "Count.", Settings(seed=11, num_draft_tokens=3, temperature=0.5))
+    auto = Settings(seed=11, num_draft_tokens=3, auto_draft_tokens=True, temperature=0.5, verifier="block")
+    first = ask(desk, conversation, "Count.", auto)
     conversation.claim()
     plain = desk.again_plainly(conversation, True)
     assert plain.done.wait(10)
     conversation.release()
-    assert plain.settings == Settings(seed=11, num_draft_tokens=0, temperature=0.5)
+    assert plain.settings == Settings(seed=11, num_draft_tokens=0, temperature=0.5, verifier="block")
+    assert first.predicted_speedup is not None and first.costs is engine.pair.costs
     assert engine.prompts[0] == engine.prompts[1]
     assert plain.figures().plain == plain.figures().emitted
     speculative_figures, plain_figures, ratio = conversation.last.speedup

@@ -1,18 +1,30 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+
+import pytest
 
 from app.answer import Answer
 from app.conversation import PLAIN, Turn
 from app.figures import comparison, figures_value, seconds
+from core.auto_k import Costs
 from core.chat import Prompt
 from core.records import Settings
 from tests.core.builders import PAIR, reply_of, rounds_of
 
 
-def answer_of(*words: str, kind: str = "first", k: int = 4, **changes) -> Answer:
-    answer = Answer(kind, kind, Settings(seed=5, num_draft_tokens=k), "auto", PAIR)
-    answer.rounds = rounds_of(*words)
+def answer_of(
+    *words: str,
+    kind: str = "first",
+    k: int = 4,
+    settings: dict | None = None,
+    reason: str = "fixed",
+    **changes,
+) -> Answer:
+    settings = Settings(seed=5, num_draft_tokens=k, **(settings or {}))
+    answer = Answer(kind, kind, settings, "auto", PAIR)
+    answer.rounds = [replace(made, num_draft_tokens_reason=reason) for made in rounds_of(*words)]
     answer.reply = reply_of(answer.rounds, **changes)
     answer.done.set()
     return answer
@@ -22,6 +34,7 @@ def test_figures_of_a_reply():
     texts = json.loads(figures_value(answer_of("aaab", "axdr", reused_tokens=4)))
     assert texts == {
         "ttft": "938 ms",  # 62.5 ms of prefill and the first round's 0.875 s
+        "drafting": "K = 4, by token",
         "prefill": "62 ms, 3% of the reply",
         "reused": "4 of 10 tokens",
         "speed": "3.4",  # 6 tokens in 1.75 s
@@ -49,10 +62,25 @@ def test_figures_while_the_prompt_is_read():
     assert texts == {
         "rounds": "0",
         "emitted": "0",
+        "drafting": "K = 3, by token",
         "context": "3 of 8,192 tokens",
         "used": 3 / 8192,
         "seed": "5",
     }
+
+
+def test_how_tokens_were_drafted_and_judged():
+    def drafting(*words, **how):
+        return json.loads(figures_value(answer_of(*words, **how)))["drafting"]
+
+    auto = {"auto_draft_tokens": True, "verifier": "block"}
+    assert (
+        drafting("aaab", "axr", "p", "aab", settings=auto, reason="auto", k=8) == "K auto, mean 1.8, by block"
+    )
+    assert drafting(settings=auto, k=8) == "K auto, by block"
+    # Costs were not measured: what was asked for is not what happened.
+    assert drafting("aaab", settings=auto, k=3) == "K = 3, by block"
+    assert drafting("p", k=0) == "none, K = 0"
 
 
 def test_where_reading_the_prompt_takes_most_of_the_time_the_page_says_that_drafting_cannot_help():
@@ -74,6 +102,27 @@ def test_the_comparison_is_measured():
     assert "pays off" in shown
     turn.answers = [answer_of("xr"), answer_of("p", kind=PLAIN, k=0)]
     assert "costs more" in comparison(turn)
+
+
+@pytest.mark.parametrize(
+    ("words", "promised"),
+    [
+        # 2 of 2, 2 of 2 and 1 of 2 kept: E(3) = 1 + 1 + 1 + 1/2 in 0.5 + 0.75 s, where one alone takes 0.5 s
+        (("aaab", "aaxr"), "1.40×"),
+        # Rounds of K = 1 and K = 3, all kept: 2 + 4 tokens in 0.75 + 1.25 s
+        (("ab", "aaab"), "1.50×"),
+        (("aaab", "xddr"), "1.00×"),
+        (("xddr",), "0.40×"),
+        (("aaaab",), None),  # K = 4 was not measured
+        (("axdr",), "0.80×"),
+    ],
+)
+def test_the_prediction_from_costs_and_acceptance_stands_beside_the_measurement(words, promised):
+    turn = Turn("Count.", [answer_of(*words), answer_of("p", kind=PLAIN, k=0)])
+    assert "predicted" not in comparison(turn)
+    turn.kept.costs = Costs(draft=0.25, verify=(0.5, 0.5, 0.5, 0.5))
+    assert ("predicted" in comparison(turn)) is (promised is not None)
+    assert f"predicted <b>{promised}</b>" in comparison(turn) or promised is None
 
 
 def test_no_comparison_with_a_reply_that_says_nothing():

@@ -103,6 +103,15 @@ def test_a_second_choice_while_loading_is_refused_in_words():
     assert attempts == ["one"] and loader.state.engine == "engine"
 
 
+def test_a_change_of_what_is_loaded_is_a_new_state_but_never_the_end_of_a_load():
+    loader = Loader(lambda spec, progress: loader.renew() or "engine")
+    loader.start(wait=True)
+    before = loader.state
+    loader.renew()
+    assert loader.state == before and loader.state.number > before.number
+    assert loader.state.engine == "engine" and not loader.state.loading
+
+
 def test_an_engine_that_was_given_up_is_gone():
     released = []
     loader = Loader(lambda spec, progress: Engine(), lambda: released.append(gc.collect()))

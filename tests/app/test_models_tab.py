@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import threading
 from pathlib import Path
 
@@ -12,7 +13,9 @@ import pytest
 from app import choosing, zero_gpu
 from app.conversation import Desk
 from app.loading import Loader
-from app.models_tab import MEASURE_AGAIN, ModelsTab, facts, running
+from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab, facts, running
+from core import calibration
+from core.auto_k import Costs
 from core.models.catalogue import CATALOGUE
 from core.models.errors import LoadError
 from core.models.spec import CUSTOM
@@ -154,6 +157,78 @@ def test_what_runs_is_shown_as_it_is_and_as_inert_text():
     assert "nf4, bfloat16" in shown and "12 MB of 512 MB" in shown and "abababababab" in shown
     alone = dataclasses.replace(PAIR, draft="", draft_fingerprint="", draft_context_length=0, drafter="plain")
     assert "none: the target writes alone" in running(alone, [], 0, 0)
+
+
+def test_what_passes_cost_is_shown_with_the_k_that_is_best_by_it(bench):
+    shown = bench.tab.show_loading(bench.loader.state)[bench.tab.runs]
+    assert "<dt>Plain pass</dt><dd>10.0 ms</dd>" in shown and "<dt>Draft step</dt><dd>2.0 ms</dd>" in shown
+    lines = re.findall("<tr.*?</tr>", shown)
+    # K = 0 to 8; at half, two drafts promise 1.75 tokens in 15 ms, plain 1 in 11 ms
+    assert len(lines) == 10 and "50% acceptance" in lines[0] and ">1.00×<" in lines[1]
+    assert ["best" in line for line in lines].index(True) == 3 and "1.28×<i>best</i>" in lines[3]
+    bench.loader.state.engine.pair.costs = None
+    assert "Plain pass" not in bench.tab.show_loading(bench.loader.state)[bench.tab.runs]
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """The pairs that were measured again, in no time."""
+    pairs = []
+
+    def measure(pair):
+        pairs.append(pair)
+        return Costs(draft=0.5, verify=(1.0, 2.0))
+
+    monkeypatch.setattr(calibration, "measure_again", measure)
+    return pairs
+
+
+@pytest.fixture
+def warned(monkeypatch):
+    sentences = []
+    monkeypatch.setattr(gr, "Warning", sentences.append)
+    return sentences
+
+
+def test_measuring_again_replaces_the_costs_and_tells_every_page(bench, measured):
+    before = bench.loader.state
+    assert bench.tab.show_loading(before)[bench.tab.measure]["interactive"]
+    bench.tab.measure_again()
+    assert measured == [before.engine.pair] and before.engine.pair.costs.draft == 0.5
+    state = bench.loader.state
+    assert state.number > before.number and state == before
+    assert "1000.0 ms" in bench.tab.show_loading(state)[bench.tab.runs]
+    assert not before.engine.busy
+
+
+def test_nothing_is_measured_beside_a_reply(bench, measured, warned):
+    with bench.desk.engine.lock:
+        bench.tab.measure_again()
+    assert measured == [] and warned == [WRITING]
+    bench.tab.measure_again()
+    assert len(measured) == 1
+
+
+def test_a_measurement_that_fails_leaves_the_pair_as_it_was(bench, warned, monkeypatch):
+    def fail(pair):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(calibration, "measure_again", fail)
+    before = bench.desk.engine.pair.costs
+    bench.tab.measure_again()
+    assert bench.desk.engine.pair.costs is before and not bench.desk.engine.busy
+    assert warned == ["The passes could not be measured (RuntimeError: out of memory)."]
+
+
+def test_not_everybody_and_not_everything_is_measured(tmp_path, bench, measured):
+    shared = Bench(tmp_path, personal=False)
+    shared.tab.measure_again()
+    bench.desk.engine.pair.info = dataclasses.replace(PAIR, drafter="plain")
+    bench.tab.measure_again()
+    assert not bench.tab.show_loading(bench.loader.state)[bench.tab.measure]["interactive"]
+    bench.tab.give_up()
+    bench.tab.measure_again()
+    assert measured == []
 
 
 def test_the_facts_of_a_pair(monkeypatch):

@@ -1,19 +1,32 @@
 from __future__ import annotations
 
+import dataclasses
 import inspect
 
 import gradio as gr
 import pytest
 
+from app import zero_gpu
 from app.loading import Loader
-from app.settings_panel import SettingsPanel, read_settings
+from app.settings_panel import (
+    NO_DRAFT,
+    NOT_LENT,
+    NOT_MEASURED,
+    SettingsPanel,
+    auto_update,
+    read_settings,
+    switch_auto,
+)
+from core.auto_k import MOST
 from core.records import Settings
-from core.settings import SettingsError
+from core.settings import MAX_DRAFT_TOKENS, SettingsError
 from tests.app.toy import ToyEngine
 
 PANEL = {
     "speculate": True,
     "num_draft_tokens": 4,
+    "auto_draft_tokens": False,
+    "verifier": "token",
     "temperature": 0.7,
     "top_k": "0",
     "top_p": "1",
@@ -39,7 +52,38 @@ def test_the_panel_as_it_is_first_shown_means_the_defaults():
 
 
 def test_speculation_off_is_k_0():
-    assert read_settings(**{**PANEL, "speculate": False}).settings.num_draft_tokens == 0
+    off = read_settings(**{**PANEL, "speculate": False, "auto_draft_tokens": True}).settings
+    assert (off.num_draft_tokens, off.auto_draft_tokens) == (0, False)
+
+
+def test_automatic_k_and_the_verifier_reach_the_settings():
+    chosen = read_settings(**{**PANEL, "auto_draft_tokens": True, "verifier": "block"}).settings
+    assert (chosen.num_draft_tokens, chosen.auto_draft_tokens, chosen.verifier) == (4, True, "block")
+    assert chosen.exact
+
+
+def test_choosing_k_automatically_makes_the_slider_the_most_and_gives_the_fixed_one_back():
+    slider, kept = switch_auto(True, 5, 3)
+    assert (slider["value"], slider["maximum"], kept) == (MOST, MOST, 5) and "Most" in slider["label"]
+    slider, kept = switch_auto(False, 8, kept)
+    assert (slider["value"], slider["maximum"], kept) == (5, MAX_DRAFT_TOKENS, 5)
+    assert "Most" not in slider["label"]
+
+
+def test_k_can_be_chosen_only_where_the_costs_of_the_pair_are_known(monkeypatch):
+    engine = ToyEngine("Yes.")
+    loader = Loader(lambda spec, progress: engine)
+    assert auto_update(loader.state)["interactive"] is False  # nothing runs yet
+    loader.start(wait=True)
+    update = auto_update(loader.state)
+    assert update["interactive"] and "value" not in update  # what was chosen stays
+    engine.pair.costs = None
+    refused = auto_update(loader.state)
+    assert (refused["interactive"], refused["value"], refused["info"]) == (False, False, NOT_MEASURED)
+    monkeypatch.setattr(zero_gpu, "active", lambda: True)
+    assert auto_update(loader.state)["info"] == NOT_LENT
+    engine.pair.info = dataclasses.replace(engine.pair.info, drafter="plain")
+    assert auto_update(loader.state)["info"] == NO_DRAFT
 
 
 @pytest.mark.parametrize(

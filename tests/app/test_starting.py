@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from app import choosing, starting
+from app import choosing, starting, zero_gpu
+from core import calibration
+from core.auto_k import Costs
 from core.models import embedded, load
 from core.models.spec import PairSpec, embedded_spec
+from core.records import Settings
 from tests.core.toys import table, toy_pair
 
+COSTS = Costs(draft=1.0, verify=(1.0, 1.0))
 OTHER = PairSpec("custom", "some/target", "some/draft")
 
 
@@ -50,6 +54,35 @@ def test_what_is_asked_for_is_loaded_or_what_the_machine_suggests(
     assert engine.pair.info.pair == "toy" and said
     ((way, given),) = loaded
     assert (way, given) == (expected[0], (asked,) if expected[1] is ... else expected[1])
+
+
+@pytest.fixture
+def embedded_toy(loaded, monkeypatch):
+    monkeypatch.setattr(choosing, "by_machine", embedded_spec)
+
+
+def test_passes_are_measured_after_loading(embedded_toy, monkeypatch):
+    monkeypatch.setattr(calibration, "costs", lambda pair: COSTS)
+    said = []
+    engine = starting.load_engine(None, lambda sentence, fraction: said.append(sentence))
+    assert engine.pair.costs == COSTS and said[-1] == "Measuring what passes cost"
+
+
+def test_a_pair_that_cannot_be_measured_runs_all_the_same(embedded_toy, monkeypatch):
+    def fail(pair):
+        raise RuntimeError("no clock")
+
+    monkeypatch.setattr(calibration, "costs", fail)
+    engine = starting.load_engine(None, lambda sentence, fraction: None)
+    assert engine.pair.costs is None and list(engine.generate([0, 1], Settings(max_new_tokens=2)))
+
+
+def test_on_zerogpu_nothing_is_measured(embedded_toy, monkeypatch):
+    monkeypatch.setattr(calibration, "costs", None)
+    monkeypatch.setattr(zero_gpu, "active", lambda: True)
+    said = []
+    engine = starting.load_engine(None, lambda sentence, fraction: said.append(sentence))
+    assert engine.pair.costs is None and "Measuring what passes cost" not in said
 
 
 def test_loading_begins_before_anything_heavy_is_imported():

@@ -149,6 +149,46 @@ def test_plain_tells_why_nothing_was_drafted(reason: str, k: int, start: str) ->
     assert explain(t, r, 0, {}) == f"{start}: the target wrote its most likely token alone."
 
 
+def test_block_verification_tells_its_own_test() -> None:
+    kept = token(Fate.ACCEPTED, " yes", p=0.41, q=0.62, u=0.3, h=0.66)
+    carried = token(Fate.ACCEPTED, " and", p=0.1, q=0.5, u=0.9, h=0.2, index=1, position=1)
+    struck = token(Fate.REJECTED, " no", p=0.12, q=0.6, u=0.5, h=0.25, index=2, position=2)
+    lost = token(Fate.DISCARDED, " way", q=0.4, index=3, position=3)
+    right = token(Fate.RESAMPLED, " so", p=0.5, q=0.1, index=4, position=2)
+    r = make_round(kept, carried, struck, lost, right)
+    assert explain(kept, r, 0.7, {}) == (
+        "The draft gave “ yes” 0.62, the target 0.41; u = 0.3 < h = 0.66, so the block was kept up to here "
+        "at least."
+    )
+    assert explain(carried, r, 0.7, {}) == (
+        "The draft gave “ and” 0.5, the target 0.1; u = 0.9 ≥ h = 0.2, but a later draft of the block "
+        "passed, and carried this one with it."
+    )
+    assert explain(struck, r, 0.7, {}) == (
+        "The draft gave “ no” 0.6, the target 0.12; u = 0.5 ≥ h = 0.25, and no later draft of the block "
+        "passed, so it was struck out."
+    )
+    assert explain(lost, r, 0.7, {}) == (
+        "Judged with its block: neither “ no”, earlier in this round, nor any draft behind it passed, so "
+        "they fell together."
+    )
+    assert explain(right, r, 0.7, {}) == (
+        "The draft's “ no” was rejected (u = 0.5 ≥ h = 0.25), and this token was drawn from what the target "
+        "wanted and the draft did not (the residual)."
+    )
+
+
+def test_a_block_at_temperature_zero_is_told_as_any_other() -> None:
+    kept = token(Fate.ACCEPTED, " yes", p=1.0, q=1.0, u=0.9, h=1.0)
+    struck = token(Fate.REJECTED, " no", p=0.0, q=1.0, u=0.0, h=0.0, top_p=((9, 1.0),), position=1)
+    lost = token(Fate.DISCARDED, position=2)
+    block = make_round(kept, struck, lost)
+    for t in block.tokens:
+        by_token = replace(t, h=None)
+        alone = make_round(*(replace(other, h=None) for other in block.tokens))
+        assert explain(t, block, 0, {9: " so"}) == explain(by_token, alone, 0, {9: " so"})
+
+
 def test_temperature_zero_speaks_of_the_most_likely_token() -> None:
     kept = token(Fate.ACCEPTED, " yes", p=1.0, q=1.0)
     struck = token(Fate.REJECTED, " no", p=0.0, q=1.0, top_p=((9, 1.0),))
@@ -221,6 +261,19 @@ def test_details_of_a_drafted_token() -> None:
     assert details["top_q"] == [[" foo", 0.6, "0.6", True], ["id 4", 0.4, "0.4", False]]
     assert details["round"] == "round 1, K = 4 (as set), token id 7"
     json.dumps(details)
+
+
+def test_details_of_a_token_judged_with_its_block() -> None:
+    t = token(Fate.REJECTED, p=0.12, q=0.6, u=0.9, h=0.25)
+    rows = token_details(make_round(t, k=2, reason="auto"), 0, 0.7, lambda ids: [])["figures"]
+    assert [row[:2] for row in rows][:5] == [
+        ["p", "0.12"], ["q", "0.6"], ["p / q", "0.2"], ["u", "0.9"], ["h", "0.25"],
+    ]  # fmt: skip
+    meanings = {name: meaning for name, _, meaning in rows}
+    assert "u < h" in meanings["u"] and "block" in meanings["h"] and "kept with" not in meanings["p / q"]
+    greedy = token_details(make_round(t, k=2, reason="auto"), 0, 0, lambda ids: [])
+    assert [row[0] for row in greedy["figures"]][:6] == ["p", "p_raw", "q", "p / q", "u", "h"]
+    assert greedy["round"] == "round 1, K = 2 (chosen automatically), token id 7"
 
 
 def test_undefined_figures_are_dashes_and_p_raw_comes_with_temperature_zero() -> None:

@@ -2,7 +2,8 @@
 
 ``ToyEngine(script)`` answers every prompt with what ``script`` says: a text, or a function from the
 last question to a text. Each round keeps up to K pieces as accepted drafts, and every third round
-strikes one and resamples it, so that all fates occur. The seed and K decide nothing but these fates.
+strikes one and resamples it, so that all fates occur. The seed and K decide nothing but these fates; a K that
+is chosen automatically grows by one every fourth round.
 ``pause`` seconds pass in each round; ``gate``, if given, must be set for a reply to go past its
 second round, so that a test can look at a reply in progress without guessing times. The real
 interface is that of ``core.engine``.
@@ -12,6 +13,7 @@ Run: ``python -m tests.app.toy [PORT]`` serves the page with it on 127.0.0.1.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 import sys
@@ -22,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from core.auto_k import Costs
 from core.domains import DomainTracker
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
 from tests.core import builders
@@ -29,6 +32,8 @@ from tests.core import builders
 PAIR = replace(
     builders.PAIR, target="Toy-135M", draft="Toy-draft", draft_quantization="int8", context_length=2048
 )
+
+COSTS = Costs(draft=0.002, verify=(0.010,) * 4 + (0.014,) * 5, overhead=0.001)
 
 PIECE = re.compile(r"\s?\w+|\s+(?=\s)|\s?[^\w\s]|\s")
 END = "<|im_end|>"
@@ -73,6 +78,8 @@ class ToyPair:
     def __init__(self, info: PairInfo = PAIR) -> None:
         self.info, self.tokenizer = info, ToyTokenizer()
         self.suggested: dict[str, float] = {}
+        self.costs: Costs | None = COSTS
+        self.acceptance = 0.5
         self.notes: tuple[str, ...] = ()
 
 
@@ -103,6 +110,15 @@ class ToyEngine:
     @property
     def busy(self) -> bool:
         return self.lock.locked()
+
+    @contextlib.contextmanager
+    def idle(self) -> Iterator[bool]:
+        free = self.lock.acquire(blocking=False)
+        try:
+            yield free
+        finally:
+            if free:
+                self.lock.release()
 
     def generate(self, prompt_ids, settings: Settings, *, cancel=None, domain="auto") -> ToyGeneration:
         self.prompts.append(self.pair.tokenizer.decode(prompt_ids))
@@ -171,6 +187,9 @@ class ToyGeneration:
 
     def _round(self, index: int, ids: list[int], emitted: int) -> tuple[Round, list[int]]:
         k = self.settings.num_draft_tokens
+        reason = "fixed" if k else "plain"
+        if self.settings.auto_draft_tokens and self.engine.pair.costs:
+            k, reason = 1 + index // 4 % k, "auto"
         count = max(0, min(k, len(ids) - 1))
         struck = index % 3 == 2 and count > 1
         kept = count // 2 if struck else count
@@ -199,7 +218,7 @@ class ToyGeneration:
             Round(
                 index=index,
                 num_draft_tokens=k,
-                num_draft_tokens_reason="fixed" if k else "plain",
+                num_draft_tokens_reason=reason,
                 tokens=tuple(tokens),
                 text=text,
                 context_tokens=self.prompt_tokens + emitted + take,
