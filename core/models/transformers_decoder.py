@@ -124,7 +124,8 @@ class TransformersDecoder:
         self._cache_name = "cache" if "cache" in names else "past_key_values"
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in names else {}
         try:
-            self.vocabulary = self.next_logits([0], self.new_cache()).shape[0]
+            first = torch.zeros(1, dtype=torch.int64, device=self.device)
+            self.vocabulary = self.device_logits(first, self.new_cache()).shape[1]
         except _UNFIT as error:
             raise LoadError(_no_rollback_sentence(model.config)) from error
 

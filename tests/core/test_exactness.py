@@ -87,8 +87,9 @@ TARGETS = [(1, 2, 1), (2, 1, 1), (1, 1, 2)]
 DRAFTS = [(2, 1, 1), (1, 2, 1), (2, 2, 0)]
 
 
+@pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("k, length", [(1, 2), (0, 3)])
-def test_every_combination_of_draws_of_a_reply(k, length):
+def test_every_combination_of_draws_of_a_reply(k, length, batched):
     target = quarters(0, TARGETS)
     settings = Settings(temperature=1.0, num_draft_tokens=k, max_new_tokens=length)
     expected, fates = joint(target, settings, length, 3), set()
@@ -96,7 +97,8 @@ def test_every_combination_of_draws_of_a_reply(k, length):
         pair = toy_pair(target, quarters(seed, DRAFTS))
 
         def run(uniform, pair=pair) -> tuple[int, ...]:
-            generation = Engine(pair, uniforms=lambda _: uniform).generate(PROMPT, settings)
+            engine = Engine(pair, uniforms=lambda _: uniform, batched=batched)
+            generation = engine.generate(PROMPT, settings)
             fates.update(token.fate for round_ in generation for token in round_.tokens)
             return generation.reply.token_ids
 
@@ -107,16 +109,18 @@ def test_every_combination_of_draws_of_a_reply(k, length):
     assert fates == ({"accepted", "rejected", "resampled", "bonus", "plain"} if k else {"plain"})
 
 
-def test_every_combination_of_draws_of_a_two_draft_round():
+@pytest.mark.parametrize("batched", [False, True])
+def test_every_combination_of_draws_of_a_two_draft_round(batched):
     """What a round emits, continued by the target alone, is what the target alone writes."""
     target = quarters(0, TARGETS)
     settings = Settings(temperature=1.0, num_draft_tokens=2, max_new_tokens=3)
     expected, fates = joint(target, settings, 3, 3), set()
-    for seed in range(3):
+    for seed in range(1 if batched else 3):  # a batched round takes all its draws at once: more scripts
         pair = toy_pair(target, quarters(seed, DRAFTS))
 
         def run(uniform, pair=pair) -> tuple[int, ...]:
-            generation = Engine(pair, uniforms=lambda _: uniform).generate(PROMPT, settings)
+            engine = Engine(pair, uniforms=lambda _: uniform, batched=batched)
+            generation = engine.generate(PROMPT, settings)
             round_ = next(generation)
             generation.close()
             fates.update(token.fate for token in round_.tokens)
@@ -204,11 +208,13 @@ CASES = {
     ),
     "draft is target": dict(settings=Settings(temperature=1.0), draft_seed=1),
 }
-LENGTH, REPLIES = 4, 2000
+LENGTH = 4
 
 
+@pytest.mark.parametrize("batched, replies", [(False, 2000), (True, 100)])
 @pytest.mark.parametrize("name", CASES)
-def test_sampled_replies(name):
+def test_sampled_replies(name, batched, replies):
+    """Fewer of the batched way, which is held against the other figure by figure (``test_batched.py``)."""
     case = CASES[name]
     settings, eos = case["settings"], case.get("eos")
     target, draft = table(1, 3, 1.2), table(case.get("draft_seed", 2), 3, 1.2)
@@ -221,10 +227,10 @@ def test_sampled_replies(name):
     pair = toy_pair(target, draft, head_ids=head_ids, eos=eos)
     # Costs that make K = 0 and 2 the best choice at one acceptance or another.
     pair.costs = Costs(draft=0.05, verify=(1.0, 1.4, 1.45, 1.9))
-    engine = Engine(pair)
+    engine = Engine(pair, batched=batched)
     counts: Counter = Counter()
     chosen: set[int] = set()
-    for seed in range(REPLIES):
+    for seed in range(replies):
         generation = engine.generate(PROMPT, _with(settings, seed))
         rounds = list(generation)
         chosen |= {r.num_draft_tokens for r in rounds if r.num_draft_tokens_reason == "auto"}
@@ -234,7 +240,7 @@ def test_sampled_replies(name):
     assert len(chosen) > 1 or not settings.auto_draft_tokens
     expected = joint(target, settings, LENGTH, 3, eos)
     assert sum(expected.values()) == pytest.approx(1, abs=1e-5)
-    assert g_test(counts, expected, REPLIES) > 1e-3
+    assert g_test(counts, expected, replies) > 1e-3
 
 
 def _with(settings: Settings, seed: int) -> Settings:
