@@ -1,291 +1,98 @@
-"""Measures the embedded pair on this machine: does the draft pay off, and where does the time go?
+"""Measures a pair on this machine: does the draft pay off, where does the time go, how far is the limit?
 
-    python -m core.bench [--k 3]... [--prompts 3] [--max-new-tokens 128] [--repeats 3] [--temperature 0 0.8]
-        [--against transformers] [--conversation 3000] [--json FILE]
+    python -m core.bench [--pair NAME | --target MODEL --draft MODEL] [--device cpu|cuda]
+        [--k 3,auto] [--verifier token,block] [--prompts 3] [--max-new-tokens 128] [--repeats 3]
+        [--temperature 0 0.8] [--against transformers,llama.cpp,flashspec]
+        [--conversation TOKENS] [--session REPLIES] [--json FILE]
 
-Runs code and prose prompts of ``data/prompts`` plainly, with each K, and with the peer (alone, and with the
-same draft at K = 2, 4 and 8: ``core.bench_peer``), one after the other within every repeat, so that a
-disturbance of the machine meets them alike; everything is warmed up first.
-Prints medians over the repeats with their range, ratios taken within a repeat, the acceptance figures, the
-time outside model passes, single passes by number of rows, predicted and measured speed-up, and a sentence
-that says whether speculation pays off. ``--json`` writes the same figures, and those of every reply.
+Runs code and prose prompts of ``data/prompts`` plainly, with each K and verifier, and with the peers on the
+same weights: transformers alone and with the same draft at K = 2, 4 and 8, llama.cpp on the same GGUF file,
+flashspec on transformers' models (``core.bench_transformers``, ``core.bench_llama``,
+``core.bench_flashspec``). They take turns within every repeat, so that a disturbance of the machine meets
+them alike.
 
-Tokens per second are after the prompt was read: all of Redline's rounds; of transformers, which says only
-when tokens come, everything from the first token to the end. Load averages at start and end are printed
-because machines are shared; they cannot tell this program's own load from others', so read ratios rather
-than speeds.
+Prints medians over the repeats with their range, ratios taken within a repeat, acceptance, the K that was
+chosen automatically, both verifiers side by side, the time outside model passes, single passes by number of
+rows, how much of a pass the reading of the weights takes at the speed of this machine's memory, predicted and
+measured speed-up, and a sentence that says whether speculation pays off. ``--json`` writes the same figures,
+and those of every reply.
 
-Reports, and judges no speed. What the figures are and how they are told is in ``core.bench_report``. Does not
-know the page, the record or other pairs, and does not check that replies are right: tests do.
+Tokens per second are after the prompt was read: all of Redline's rounds; of a peer, which says only when
+tokens come, everything from the first token to the end. Load averages at start and end are printed because
+machines are shared; they cannot tell this program's own load from others', so read ratios rather than speeds.
+
+Reports, and judges no speed; does not check that replies are right: tests do.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
-import itertools
 import json
 import os
-import platform
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
-import transformers
-
-from core.bench_report import (
-    ASSISTED_K,
-    DOMAINS,
-    PEER,
-    Case,
-    FollowUp,
-    Options,
-    Passes,
-    Report,
-    Sample,
-    Samples,
-    Spread,
-    as_json,
-    as_text,
-    assisted_name,
-    how_name,
-    spread,
+from core.bench_machine import load_average, machine, measure_limit
+from core.bench_measured import AUTO, DOMAINS, PEERS, Options, Way
+from core.bench_report import Report, as_json, as_text
+from core.bench_run import (
+    BenchError,
+    check_installed,
+    hold_session,
+    measure,
+    peer_runs,
+    redline,
+    time_follow_up,
+    time_passes,
+    usable,
+    warm_up,
 )
+from core.calibration import costs
 from core.chat import encode_chat
 from core.engine import Engine
 from core.models import Progress
-from core.models.embedded import DRAFT_FILE, load_embedded, prepare_embedded
 from core.models.errors import LoadError
+from core.models.load import load_pair
 from core.models.pair import Pair
+from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
 from core.prompts import Prompt, load_prompts
-from core.records import Reply, Settings
-from core.settings import MAX_DRAFT_TOKENS, SettingsError, parse_settings
+from core.records import Settings
+from core.settings import MAX_DRAFT_TOKENS, VERIFIERS, SettingsError, parse_settings
 from core.terminal import progress_printer
 
 USUAL_K = str(Settings().num_draft_tokens)
-WARM_UP_TOKENS = 16
 PASS_REPEATS = 30  # of each single pass
 FEWEST_ROWS_TIMED = 9  # passes of 1 row up to this many, or more where K asks for it
 
 
-# --- Replies -----------------------------------------------------------------------------------------------
-
-
-# Prompt, its ids, temperature, tokens at most, repeat. The repeat is the seed, too.
-Run = Callable[[Prompt, Sequence[int], float, int, int], Sample]
-
-
-def redline(engine: Engine, k: int) -> Run:
-    """Runs the engine with K = ``k``."""
-
-    def run(
-        prompt: Prompt, ids: Sequence[int], temperature: float, max_new_tokens: int, repeat: int
-    ) -> Sample:
-        settings = parse_settings(
-            temperature=temperature, num_draft_tokens=k, max_new_tokens=max_new_tokens, seed=repeat
-        )
-        generation = engine.generate(ids, settings)
-        rounds = tuple(generation)
-        reply = generation.reply
-        if reply.error:
-            raise RuntimeError(reply.error)
-        return Sample(
-            repeat=repeat,
-            prompt=prompt.id,
-            prompt_tokens=reply.prompt_tokens,
-            tokens=len(reply.token_ids),
-            decode_seconds=sum(round_.seconds for round_ in rounds),
-            prefill_seconds=reply.prefill_seconds,
-            ttft_seconds=reply.ttft_seconds,
-            seconds=reply.seconds,
-            rounds=rounds,
-        )
-
-    return run
-
-
-def peer(generate: Callable[..., dict[str, float]], end_ids: frozenset[int], **assistance: object) -> Run:
-    """Runs the peer (``core.bench_peer.generate`` of a model), told to sample as Redline does."""
-
-    def run(
-        prompt: Prompt, ids: Sequence[int], temperature: float, max_new_tokens: int, repeat: int
-    ) -> Sample:
-        times = generate(ids, end_ids, temperature, max_new_tokens, repeat, **assistance)
-        return Sample(repeat=repeat, prompt=prompt.id, prompt_tokens=len(ids), prefill_seconds=None, **times)
-
-    return run
-
-
-def measure(
-    runs: dict[str, Run],
-    prompts: Sequence[tuple[Prompt, Sequence[int]]],
-    temperatures: Sequence[float],
-    max_new_tokens: int,
-    repeats: int,
-    say: Progress,
-) -> Samples:
-    """Samples of every prompt (with its ids) at every temperature in every way, ways taking turns."""
-    samples: Samples = {}
-    steps = [(t, p, ids) for t in temperatures for p, ids in prompts]
-    for temperature in temperatures:
-        for run in runs.values():
-            say("Warming up", None)
-            run(*prompts[0], temperature, min(WARM_UP_TOKENS, max_new_tokens), 0)
-    for repeat in range(1, repeats + 1):
-        for number, (temperature, prompt, ids) in enumerate(steps):
-            say("Measuring replies", ((repeat - 1) * len(steps) + number) / (repeats * len(steps)))
-            for how, run in runs.items():
-                sample = run(prompt, ids, temperature, max_new_tokens, repeat)
-                samples.setdefault(Case(prompt.domain, temperature, how), []).append(sample)
-    return dict(sorted(samples.items(), key=lambda item: DOMAINS.index(item[0].domain)))
-
-
-# --- Single passes -----------------------------------------------------------------------------------------
-
-
-def _quartiles(values: Sequence[float]) -> Spread:
-    low, median, high = statistics.quantiles(values, n=4)
-    return Spread(median, low, high)
-
-
-@torch.inference_mode()
-def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int) -> Passes:
-    """Times each kind of pass ``repeats`` times (at least 2), the kinds taking turns, after ``ids``."""
-    settings = parse_settings(temperature=1, num_draft_tokens=1, seed=0)
-    context, last = list(ids[:-1]), ids[-1]
-    drafter = pair.drafter
-    cache, state = pair.target.new_cache(), drafter.new_state()
-    pair.target.prefill(context, cache)
-    drafter.prefill(context, state)
-
-    def target(rows: int) -> None:
-        cache.crop(len(context))
-        pair.target.logits([last] * rows, cache)
-
-    def draft() -> None:
-        state.crop(len(context))
-        drafter.model.next_logits([last], state)
-
-    def draft_step() -> None:
-        state.crop(len(context))
-        drafter.draft(ids, 1, settings, lambda: 0.5, state)
-
-    kinds = [lambda rows=rows: target(rows) for rows in range(1, max_rows + 1)] + [draft, draft_step]
-    times: list[list[float]] = [[] for _ in kinds]
-    for turn in range(repeats + 1):
-        for kind, taken in zip(kinds, times, strict=True):
-            start = time.perf_counter()
-            kind()
-            if turn:  # the first one warms up
-                taken.append(time.perf_counter() - start)
-    *by_rows, draft_spread, step_spread = map(_quartiles, times)
-    return Passes(len(context), tuple(by_rows), draft_spread, step_spread)
-
-
-def conversation(tokenizer: object, tokens: int) -> list[dict[str, str]]:
-    """The suite's prompts, each asked and repeated, and a last question: at least ``tokens`` ids."""
-    question = {"role": "user", "content": "Go on, please."}
-    messages: list[dict[str, str]] = []
-    for prompt in itertools.cycle(load_prompts()):
-        if len(encode_chat(tokenizer, [*messages, question])) >= tokens:
-            break
-        messages += [{"role": role, "content": prompt.prompt} for role in ("user", "assistant")]
-    return [*messages, question]
-
-
-def time_follow_up(pair: Pair, tokens: int, repeats: int) -> FollowUp:
-    """Time to first token of a question after a conversation of ``tokens`` ids: its caches kept, and cold."""
-    settings = parse_settings(temperature=0, max_new_tokens=8, seed=0)
-
-    def reply(engine: Engine, messages: list[dict[str, str]]) -> Reply:
-        generation = engine.generate(encode_chat(pair.tokenizer, messages), settings)
-        for _ in generation:
-            pass
-        return generation.reply
-
-    told = conversation(pair.tokenizer, tokens)
-    warm, cold = [], []
-    for _ in range(repeats):
-        engine = Engine(pair)
-        before = reply(engine, told)
-        asked = [*told, {"role": "assistant", "content": before.visible_text}]
-        asked.append({"role": "user", "content": "Thank you. And what else comes to your mind about that?"})
-        warm.append(reply(engine, asked))
-        cold.append(reply(Engine(pair), asked))
-    return FollowUp(
-        prompt_tokens=warm[0].prompt_tokens,
-        new_tokens=warm[0].prompt_tokens - warm[0].reused_tokens,
-        cold_seconds=spread(r.ttft_seconds for r in cold),
-        warm_seconds=spread(r.ttft_seconds for r in warm),
-        share=spread(w.ttft_seconds / c.ttft_seconds for w, c in zip(warm, cold, strict=True)),
-    )
-
-
-# --- The machine -------------------------------------------------------------------------------------------
-
-
-def processor_name() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:  # not Linux
-        pass
-    return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
-
-
-def load_average() -> tuple[float, float, float] | None:
-    try:
-        return os.getloadavg()
-    except (AttributeError, OSError):  # Windows has none
-        return None
-
-
-def machine() -> dict[str, object]:
-    """What the figures depend on, for people and for JSON."""
-    return {
-        "processor": processor_name(),
-        "cores": usable_cores(),
-        "system": platform.platform(terse=True),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torch_threads": torch.get_num_threads(),
-        "torch_cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "transformers": transformers.__version__,
-    }
-
-
-# --- The command -------------------------------------------------------------------------------------------
-
-
-class BenchError(ValueError):
-    """A measurement that cannot be made, or kept; the message is one sentence."""
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m core.bench", description="Measure the embedded pair on this machine."
+        prog="python -m core.bench", description="Measure a pair on this machine."
     )
     parser.add_argument(
-        "--k", action="append", metavar="N[,N]", help=f"draft tokens a round; repeatable ({USUAL_K})"
+        "--k",
+        action="append",
+        metavar="N[,N]",
+        help=f"draft tokens a round, numbers or {AUTO}; repeatable ({USUAL_K})",
+    )
+    parser.add_argument(
+        "--verifier",
+        action="append",
+        metavar="NAME[,NAME]",
+        help=f"{' or '.join(VERIFIERS)} ({VERIFIERS[0]})",
     )
     parser.add_argument("--prompts", type=int, default=3, metavar="N", help="of each domain (%(default)s)")
     parser.add_argument("--max-new-tokens", default=128, metavar="N", help="(%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, metavar="N", help="(%(default)s)")
     parser.add_argument("--temperature", nargs="+", default=["0", "0.8"], metavar="X", help="(0 0.8)")
-    parser.add_argument("--against", choices=[PEER], help="measure this peer, too, on the same weights")
+    parser.add_argument(
+        "--against",
+        action="append",
+        metavar="PEER[,PEER]",
+        help=f"measure these, too, on the same weights: {', '.join(PEERS)}",
+    )
     parser.add_argument(
         "--conversation",
         type=int,
@@ -293,32 +100,60 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="also time a follow-up to a conversation this long, its caches kept and cold",
     )
+    parser.add_argument(
+        "--session",
+        type=int,
+        default=0,
+        metavar="REPLIES",
+        help="also hold a session of so many short replies and see how memory grows",
+    )
     parser.add_argument("--json", metavar="FILE", help="write all figures here as JSON")
+    add_pair_arguments(parser)
     return parser
 
 
 def parse_options(given: argparse.Namespace) -> Options:
     """Raises SettingsError or BenchError with one sentence."""
-    texts = [text for item in given.k or [USUAL_K] for text in item.split(",")]
-    lengths = dict.fromkeys(parse_settings(num_draft_tokens=text).num_draft_tokens for text in texts)
-    if 0 in lengths:
-        raise BenchError(f"K must be 1 to {MAX_DRAFT_TOKENS}: plain decoding is always measured.")
+    lengths = _list(given.k) or [USUAL_K]
+    k = tuple(dict.fromkeys(AUTO if text == AUTO else _length(text) for text in lengths))
+    verifiers = _list(given.verifier) or VERIFIERS[:1]
+    for verifier in verifiers:
+        parse_settings(verifier=verifier)
+    against = tuple(dict.fromkeys(_list(given.against)))
+    for name in against:
+        if name not in PEERS:
+            raise BenchError(f"--against must be one of {', '.join(PEERS)}, not {name!r}.")
     if given.repeats < 1:
         raise BenchError(f"The number of repeats must be 1 or more, not {given.repeats}.")
-    if given.conversation < 0:
-        raise BenchError(f"The conversation must be 0 or more tokens long, not {given.conversation}.")
+    for what in ("conversation", "session"):
+        if getattr(given, what) < 0:
+            raise BenchError(f"The length of the {what} must be 0 or more, not {getattr(given, what)}.")
     choose_prompts(given.prompts)
     return Options(
-        k=tuple(lengths),
+        k=k,
         prompts=given.prompts,
         max_new_tokens=parse_settings(max_new_tokens=given.max_new_tokens).max_new_tokens,
         repeats=given.repeats,
         temperatures=tuple(
             dict.fromkeys(parse_settings(temperature=text).temperature for text in given.temperature)
         ),
-        against=given.against,
+        verifiers=tuple(dict.fromkeys(verifiers)),
+        against=against,
         conversation=given.conversation,
+        session=given.session,
     )
+
+
+def _list(given: Sequence[str] | None) -> list[str]:
+    """The words of flags that were repeated, or hold several with commas between."""
+    return [text.strip() for item in given or () for text in item.split(",")]
+
+
+def _length(text: str) -> int:
+    k = parse_settings(num_draft_tokens=text).num_draft_tokens
+    if k == 0:
+        raise BenchError(f"K must be 1 to {MAX_DRAFT_TOKENS} or {AUTO}: plain decoding is always measured.")
+    return k
 
 
 def choose_prompts(count: int) -> list[Prompt]:
@@ -331,49 +166,49 @@ def choose_prompts(count: int) -> list[Prompt]:
     return [prompt for prompts in of_domain for prompt in prompts[:count]]
 
 
-def peer_runs(pair: Pair, say: Progress) -> dict[str, Run]:
-    """The same target in transformers, alone and with the same draft at each K. Raises LoadError."""
-    from core import bench_peer
-
-    folder = prepare_embedded(say)
-    say("Reading the same weights with transformers", None)
-    model = bench_peer.target_model(folder)
-    assistant = bench_peer.assistant_model(model, DRAFT_FILE)
-    generate = functools.partial(bench_peer.generate, model)
-    return {PEER: peer(generate, pair.end_ids)} | {
-        assisted_name(k): peer(generate, pair.end_ids, assistant=assistant, num_draft_tokens=k)
-        for k in ASSISTED_K
-    }
-
-
-def bench(options: Options, pair: Pair, say: Progress) -> Report:
-    """Measures all that ``options`` ask for. Raises LoadError."""
+def bench(options: Options, pair: Pair, spec: PairSpec, say: Progress) -> Report:
+    """Measures all that ``options`` ask for of the pair that ``spec`` named. Raises LoadError."""
     load_start = load_average()
     prompts = [
         (prompt, encode_chat(pair.tokenizer, [{"role": "user", "content": prompt.prompt}]))
         for prompt in choose_prompts(options.prompts)
     ]
-    engine = Engine(pair, cache_bytes=0)  # every prompt is read anew, as the peer reads it
-    runs = {how_name(k): redline(engine, k) for k in (0, *options.k)}
-    if options.against == PEER:
-        runs |= peer_runs(pair, say)
-    samples = measure(runs, prompts, options.temperatures, options.max_new_tokens, options.repeats, say)
+    ways = tuple(options.ways) if pair.drafter else ()  # without a draft every way is plain
+    if any(way.auto for way in ways) and pair.costs is None:
+        say("Measuring what passes cost", None)
+        pair = dataclasses.replace(pair, costs=costs(pair))
+    engine = Engine(pair, cache_bytes=0)  # every prompt is read anew, as the peers read it
+    runs = {way.name: redline(engine, way) for way in (Way(0), *ways)}
+    context = max(len(ids) for _, ids in prompts) + options.max_new_tokens + MAX_DRAFT_TOKENS
+    others = peer_runs(options.against, pair, spec, context, say)
+    say("Warming up", None)
+    warm_up(runs, prompts[0], options)
+    others, notes = usable(others, prompts[0], options)
+    samples = measure(runs | others, prompts, options, say)
     say("Timing single passes", None)
-    max_rows = max(FEWEST_ROWS_TIMED, max(options.k) + 1)
+    max_rows = max(FEWEST_ROWS_TIMED, *(way.k + 1 for way in ways), 1)
     passes = time_passes(pair, prompts[0][1], max_rows, PASS_REPEATS)
-    follow_up = None
+    say("Measuring how fast memory is read", None)
+    limit = measure_limit(pair)
+    follow_up = session = None
     if options.conversation:
         say("Timing a follow-up", None)
         follow_up = time_follow_up(pair, options.conversation, options.repeats)
+    if options.session:
+        session = hold_session(pair, options.session, say)
     return Report(
-        machine=machine(),
+        machine=machine(pair.info.device),
         load_start=load_start,
         load_end=load_average(),
         pair=dataclasses.asdict(pair.info),
         options=options,
+        ways=ways,
         samples=samples,
         passes=passes,
+        limit=limit,
         follow_up=follow_up,
+        session=session,
+        notes=tuple(notes),
     )
 
 
@@ -386,19 +221,23 @@ def write_json(report: Report, path: str) -> None:
         raise BenchError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}.") from error
 
 
-def main(arguments: Sequence[str] | None = None, load: Callable[..., Pair] = load_embedded) -> int:
+def main(
+    arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progress], Pair] = load_pair
+) -> int:
     """The command; returns its exit status, 2 where nothing could be measured. ``load`` gives the pair."""
     given = _parser().parse_args(arguments)
     say = progress_printer(sys.stderr)
     try:
         options = parse_options(given)
-        report = bench(options, load(say), say)
+        spec = pair_spec(given, os.environ) or embedded_spec()
+        check_installed(options.against)
+        report = bench(options, load(spec, say), spec, say)
         say("", None)
         sys.stdout.reconfigure(encoding="utf-8")
         print(as_text(report), end="")
         if given.json:
             write_json(report, given.json)
-    except (BenchError, SettingsError, LoadError) as error:
+    except (BenchError, SettingsError, SpecError, LoadError) as error:
         print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:

@@ -1,45 +1,26 @@
-"""What the bench says of invented measurements: statistics, tables and verdicts."""
+"""How the bench tells invented measurements: tables for people and the same figures as JSON."""
 
+import dataclasses
 import json
 
 import pytest
 
-from core.bench_report import (
-    PEER,
+from core.bench_measured import (
     PLAIN,
+    TRANSFORMERS,
     Case,
+    FollowUp,
+    Limit,
     Options,
     Parts,
     Passes,
-    Report,
-    Sample,
-    Speculation,
+    Session,
     Spread,
-    as_json,
-    as_text,
-    assisted_name,
-    best_assisted,
-    case_figures,
-    parts,
-    rates,
+    Way,
     shown,
-    speculation,
-    speedups,
-    spread,
-    table,
-    verdict,
 )
-from core.metrics import summarize
-from tests.core.builders import rounds_of
-
-
-def sample(repeat, tokens, seconds, *words):
-    return Sample(repeat, "p", 10, tokens, seconds, 0.5, 0.75, seconds + 0.5, tuple(rounds_of(*words)))
-
-
-def test_spread_is_median_and_range_of_what_is_known():
-    assert spread([3.0, None, 1.0, 2.0]) == Spread(2.0, 1.0, 3.0)
-    assert spread([None]) is None and spread([]) is None
+from core.bench_report import Report, as_json, as_text, table
+from tests.core.test_bench_figures import sample
 
 
 def test_figures_for_people():
@@ -56,113 +37,109 @@ def test_table_lines_up():
     )
 
 
-def test_a_rate_is_all_tokens_over_all_seconds_of_a_repeat():
-    samples = [sample(0, 10, 1.0), sample(1, 10, 2.0), sample(0, 30, 1.0), sample(1, 0, 2.0)]
-    assert rates(samples) == [20.0, 2.5]
-    assert rates([sample(0, 0, 0.0)]) == [None]
+def test_the_limit_is_bytes_over_bandwidth():
+    limit = Limit(target_bytes=100, draft_bytes=10, memory_bytes=4000, memory=1000.0, resident=2000.0)
+    assert limit.target_share(0.5) == pytest.approx(0.2) and limit.draft_share(0.1) == pytest.approx(0.1)
+    assert limit.round_share(Parts(0, 0.0, 0.4, 0.1)) == pytest.approx(0.2)
+    assert limit.round_share(Parts(3, 0.1, 0.4, 0.15)) == pytest.approx(0.13 / 0.65)
+    alone = dataclasses.replace(limit, draft_bytes=None)
+    assert alone.draft_share(0.1) is None and alone.round_share(Parts(3, 0.1, 0.4, 0.15)) is None
 
 
-def test_speedups_compare_within_a_repeat():
-    """The machine was twice as slow in the second repeat: the ratio does not show it."""
-    fast, slow = [sample(0, 30, 1.0), sample(1, 30, 2.0)], [sample(0, 10, 1.0), sample(1, 10, 2.0)]
-    assert speedups(fast, slow) == Spread(3.0, 3.0, 3.0)
-
-
-def test_the_peer_s_best_k_is_chosen_case_by_case():
-    case = Case("code", 0.0, PLAIN)
-    samples = {
-        case: [sample(0, 10, 1.0), sample(1, 10, 2.0)],
-        Case("code", 0.0, assisted_name(2)): [sample(0, 4, 1.0), sample(1, 2, 1.0)],
-        Case("code", 0.0, assisted_name(4)): [sample(0, 5, 1.0), sample(1, 2.5, 1.0)],
-        Case("prose", 0.0, assisted_name(8)): [sample(0, 50, 1.0), sample(1, 50, 1.0)],
-    }
-    assert best_assisted(samples, case) is samples[Case("code", 0.0, assisted_name(4))]
-    assert case_figures(samples, case).times_assisted == Spread(2.0, 2.0, 2.0)
-    assert best_assisted({case: samples[case]}, case) is None
-
-
-def test_parts_are_of_rounds_that_aimed_at_k():
-    rounds = rounds_of("aaxr", "ab")  # three drafts, one draft; the builder's times
-    assert parts(rounds, 3) == Parts(0.25, 0.5, 0.125)
-    assert parts(rounds, 2) is None
-
-
-def test_speculation_puts_prediction_beside_measurement():
-    samples = {
-        Case("code", 0.0, PLAIN): [sample(0, 4, 2.5, "p", "p", "p", "p")],
-        Case("code", 0.0, "K = 2"): [sample(0, 4, 1.75, "axr", "xdr", "aab")],
-    }
-    found = speculation(samples, Case("code", 0.0, "K = 2"), 2)
-    # a_1 = 2/3, a_2 = 1/2: E = 1 + 2/3 + 1/3; a plain round takes 0.625 s, a drafting one 0.875 s.
-    assert found.expected == pytest.approx(2.0)
-    assert found.expected_alpha == pytest.approx(1 + 0.75 + 0.75**2)
-    assert found.predicted == pytest.approx(2.0 * 0.625 / 0.875)
-    assert found.measured.median == pytest.approx(2.5 / 1.75)
-
-
-def found(k, measured):
-    """What was found with K = ``k``, but for the figures that a verdict does not ask for."""
-    return Speculation(Case("code", 0.0, f"K = {k}"), k, summarize([]), None, None, None, measured)
-
-
-@pytest.mark.parametrize(
-    ("measured", "says"),
-    [
-        (Spread(1.5, 1.2, 1.9), "pays off"),
-        (Spread(0.8, 0.7, 0.9), "does not pay off"),
-        (Spread(1.1, 0.9, 1.2), "makes no sure difference"),
-        (None, "is not known"),
-    ],
-)
-def test_the_verdict_follows_the_range(measured, says):
-    assert verdict("code", [found(4, measured)]).startswith(f"On code, speculation {says} at temperature 0")
-
-
-def test_the_verdict_takes_the_best_k():
-    several = [found(k, Spread(m, m, m)) for k, m in ((2, 0.9), (4, 1.3), (8, 1.1))]
-    assert "pays off at temperature 0 (times plain at K = 4: 1.30)" in verdict("code", several)
-
-
-def a_report():
-    machine = dict.fromkeys(
-        "processor cores system torch torch_threads torch_cpu_capability transformers python".split(), "?"
-    )
-    pair = dict.fromkeys("target draft quantization draft_quantization device exactness_note".split())
+def a_report(**changes):
+    names = "processor cores card system torch torch_threads torch_cpu_capability transformers python"
+    machine = dict.fromkeys(names.split(), "?")
+    pair = dict.fromkeys("target draft quantization draft_quantization device exactness_note".split(), "")
     one = Spread(0.01, 0.01, 0.01)
-    return Report(
-        machine,
-        None,
-        None,
-        pair,
-        Options(k=(2,), prompts=1, max_new_tokens=8, repeats=2, temperatures=(0.0,), against=PEER),
-        {
+    ways = (Way(2), Way(8, auto=True), Way(2, verifier="block"))
+    values = dict(
+        machine=machine,
+        load_start=None,
+        load_end=(0.5, 0.25, 0.125),
+        pair=pair | {"draft": "tiny"},
+        options=Options(k=(2, "auto"), prompts=1, max_new_tokens=8, repeats=2, temperatures=(0.0,)),
+        ways=ways,
+        samples={
             Case(domain, 0.0, how): samples
             for domain in ("code", "prose")
             for how, samples in {
                 PLAIN: [sample(1, 4, 2.5, *"pppp"), sample(2, 4, 2.5, *"pppp")],
                 "K = 2": [sample(1, 6, 1.75, "aab", "aab"), sample(2, 6, 2.0, "aab", "aab")],
-                PEER: [sample(1, 4, 5.0), sample(2, 4, 5.0)],
+                "K auto": [sample(n, 6, 2.0, "aab", "ab", num_draft_tokens_reason="auto") for n in (1, 2)],
+                "K = 2, block": [sample(n, 6, 2.0, "aab", "axr") for n in (1, 2)],
+                TRANSFORMERS: [sample(1, 4, 5.0), sample(2, 4, 5.0)],
             }.items()
         },
-        Passes(10, (one,), one, one),
+        passes=Passes(10, (one,), one, one),
+        limit=Limit(20_000_000, 5_000_000, 1_000_000_000, 10e9, 20e9),
     )
+    return Report(**values | changes)
 
 
 def test_tables_and_json_tell_the_same_figures():
     report = a_report()
     text = as_text(report)
     told = json.loads(json.dumps(as_json(report), allow_nan=False))
-    plain, drafting, peer = told["cases"][:3]
-    assert [case["how"] for case in told["cases"]] == [PLAIN, "K = 2", PEER] * 2
-    assert drafting["times_plain"]["median"] == pytest.approx((2.5 / 1.75 + 2.5 / 2) / 2 * 6 / 4)
-    assert plain["times_transformers"]["median"] == 2 and peer["times_transformers"]["median"] == 1
-    assert drafting["usual_round"] == {"draft": 0.25, "target": 0.5, "outside": 0.125}
-    assert peer["usual_round"] is peer["outside_share"] is None
+    plain, drafting, _, _, peer = told["cases"][:5]
+    hows = [PLAIN, "K = 2", "K auto", "K = 2, block", TRANSFORMERS]
+    assert [case["how"] for case in told["cases"]] == hows * 2
+    assert drafting["times"]["plain"]["median"] == pytest.approx((2.5 / 1.75 + 2.5 / 2) / 2 * 6 / 4)
+    assert plain["times"]["transformers"]["median"] == 2 and peer["times"]["transformers"]["median"] == 1
+    assert drafting["usual_round"] == {"k": 2, "draft": 0.25, "target": 0.5, "outside": 0.125}
+    assert peer["usual_round"] is peer["outside_share"] is peer["limit_share"] is None
+    assert drafting["limit_share"] == pytest.approx(0.003 / 0.875)
     assert [each["repeat"] for each in drafting["samples"]] == [1, 2]
-    speed = text.split("\n\n")[1].splitlines()[2:]
-    for line, case in zip(speed, told["cases"], strict=True):
-        figures = (case["tokens_per_second"], case["times_plain"], case["times_transformers"])
-        for figure, form in zip(figures, (".1f", ".2f", ".2f"), strict=True):
-            assert format(figure["median"], form) in line
+    speed = text.split("\n\n")[1].splitlines()
+    assert speed[1].split("  ")[-1].strip() == "× transformers"
+    for line, case in zip(speed[2:], told["cases"], strict=True):
+        assert format(case["tokens_per_second"]["median"], ".1f") in line
+        for name in ("plain", "transformers"):
+            assert format(case["times"][name]["median"], ".2f") in line
     assert "250.00" in text and "14.3%" in text  # a usual round's draft in ms, and what lies outside passes
     assert told["verdicts"] == text.splitlines()[-2:]
+
+
+def test_what_was_chosen_and_how_verifiers_did_have_tables():
+    told, text = as_json(a_report()), as_text(a_report())
+    automatic = next(s for s in told["speculation"] if s["way"]["auto"])
+    assert automatic["chosen"] == {1: 0.5, 2: 0.5}
+    auto_table = next(part for part in text.split("\n\n") if part.startswith("Automatic K"))
+    assert auto_table.splitlines()[2].split()[-2:] == ["50%", "50%"]
+    verifiers = next(part for part in text.split("\n\n") if part.startswith("Verifiers"))
+    assert verifiers.splitlines()[2].split()[-4:] == ["1", "2.000", "1.500", "0.750"]
+    assert "too narrow" in verifiers
+    assert [found["block"]["mean"] for found in told["verification"]] == [1.5, 1.5]
+
+
+def test_limit_memory_and_follow_up_are_told_where_they_were_measured():
+    text = as_text(a_report())
+    assert "a target pass reads 20.0 MB, a draft step 5.0 MB" in text
+    assert "a target pass takes 2.00 ms at least" in text
+    assert "20%" in text.split("Single passes")[1].splitlines()[2]  # 2 of 10 ms
+    assert "session" not in text and "follow-up" not in text
+    two, eight = Spread(0.2, 0.2, 0.2), Spread(0.8, 0.8, 0.8)
+    report = a_report(
+        session=Session(200, 8, 1_000_000_000, 1_020_000_000, 1_030_000_000),
+        follow_up=FollowUp(4000, 20, eight, two, Spread(0.25, 0.25, 0.25)),
+    )
+    assert "A session of 200 replies, resident memory: 1000 MB before" in as_text(report)
+    assert "1020 MB after (+2.0%), at most 1030 MB between" in as_text(report)
+    assert "0.250" in as_text(report)
+    assert as_json(report)["session"]["growth"] == pytest.approx(0.02)
+
+
+def test_a_pair_without_a_draft_has_no_speculation_to_report():
+    plain = {case: samples for case, samples in a_report().samples.items() if case.how == PLAIN}
+    one = Spread(0.01, 0.01, 0.01)
+    alone = a_report(
+        samples=plain,
+        ways=(),
+        pair=a_report().pair | {"draft": ""},
+        passes=Passes(10, (one,), None, None),
+        limit=Limit(20_000_000, None, 1_000_000_000, 10e9, 20e9),
+        notes=("llama.cpp cannot run this pair (no).",),
+    )
+    text = as_text(alone)
+    assert "Speculation" not in text and "draft model" not in text and "no draft" in text
+    assert "llama.cpp cannot run this pair (no)." in text
+    assert as_json(alone)["verdicts"] == []

@@ -1,9 +1,10 @@
-"""The peer of the bench: transformers' ``generate`` on the very weights that Redline runs.
+"""A peer of the bench: transformers' ``generate`` on the very weights that Redline runs.
 
-Target and draft run in bfloat16. With an assistant it is transformers' assisted generation (speculative
-sampling, constant K, no confidence threshold): the embedded draft is given to it as a Llama of its own with
-the target's embedding, its head as trimmed as Redline's, the logits of the other ids minus infinity, so that
-the peer pays for no more than Redline does. Knows neither engine nor report.
+Target and draft run in bfloat16, or where Redline runs them through bitsandbytes in that form. With an
+assistant it is transformers' assisted generation (speculative sampling, constant K, no confidence threshold):
+the embedded draft is given to it as a Llama of its own with the target's embedding, its head as trimmed as
+Redline's, the logits of the other ids minus infinity, so that the peer pays for no more than Redline does.
+Knows neither engine nor report.
 """
 
 from __future__ import annotations
@@ -15,7 +16,14 @@ from pathlib import Path
 import torch
 import transformers
 
+from core.models import Progress, quantize
+from core.models.checkpoint import fetch, inspect
 from core.models.draft_file import HEAD, load_draft
+from core.models.embedded import DRAFT_FILE
+from core.models.spec import EMBEDDED, PairSpec
+from core.records import PairInfo
+
+Model = transformers.PreTrainedModel
 
 
 class Clock(transformers.generation.streamers.BaseStreamer):
@@ -50,13 +58,42 @@ class TrimmedHead(torch.nn.Module):
         return logits
 
 
-def target_model(folder: Path) -> transformers.PreTrainedModel:
-    """The target in ``folder``, as transformers runs it."""
+def load(spec: PairSpec, info: PairInfo, say: Progress) -> tuple[Model, Model | None]:
+    """Target and draft of ``spec``, which are on this machine, as transformers runs them.
+
+    ``info`` is of the same pair as Redline loaded it. Raises LoadError.
+    """
+    target = load_model(spec.target, info.quantization, info.device, say)
+    if not spec.draft:
+        return target, None
+    if spec.draft == EMBEDDED:
+        return target, embedded_assistant(target, DRAFT_FILE)
+    return target, as_assistant(load_model(spec.draft, info.draft_quantization, info.device, say))
+
+
+def load_model(source: str, form: str, device: str, say: Progress) -> Model:
+    """The model ``source`` names (``core.models.spec``), in ``form`` (``PairInfo``). Raises LoadError."""
     transformers.utils.logging.disable_progress_bar()
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    transformers.utils.logging.set_verbosity_error()  # peers use what transformers is about to rename
+    checkpoint = fetch(inspect(source, say), say)
+    how = dict(dtype=torch.bfloat16, device_map={"": device}, local_files_only=True, trust_remote_code=False)
+    if checkpoint.gguf_file:
+        how |= dict(
+            gguf_file=checkpoint.gguf_file, quantization_config=transformers.GgufConfig(dequantize=True)
+        )
+    elif (config := quantize.loading_config(form.replace("llm.int8", "llm-int8"))) is not None:
+        how |= dict(quantization_config=config)
+    return transformers.AutoModelForCausalLM.from_pretrained(checkpoint.folder, **how).eval()
 
 
-def assistant_model(target: transformers.PreTrainedModel, draft_file: Path) -> transformers.PreTrainedModel:
+def as_assistant(model: Model) -> Model:
+    """``model``, told to draft as many tokens in every round as it is asked for."""
+    model.generation_config.num_assistant_tokens_schedule = "constant"
+    model.generation_config.assistant_confidence_threshold = 0.0
+    return model
+
+
+def embedded_assistant(target: Model, draft_file: Path) -> Model:
     """The packed draft as an assistant for ``target``. Raises LoadError where the file cannot be read."""
     tensors = {
         name: (value[0] * value[1][:, None] if isinstance(value, tuple) else value)
@@ -65,39 +102,37 @@ def assistant_model(target: transformers.PreTrainedModel, draft_file: Path) -> t
     config = target.config.to_dict()
     config["num_hidden_layers"] = 1 + max(int(n.split(".")[1]) for n in tensors if n.startswith("layers."))
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).to(torch.bfloat16).eval()
-    embedding = target.get_input_embeddings().weight.detach()
+    embedding = target.get_input_embeddings().weight.detach().cpu()
     own = {name: value for name, value in tensors.items() if name.startswith(("layers.", "norm."))}
     model.model.load_state_dict(own | {"embed_tokens.weight": embedding})
     ids = tensors[HEAD].long().sort().values
     model.lm_head = TrimmedHead(tensors["proj.weight"].to(torch.bfloat16), embedding, ids)
-    model.generation_config.num_assistant_tokens_schedule = "constant"
-    model.generation_config.assistant_confidence_threshold = 0.0
-    return model
+    return as_assistant(model.to(target.device))
 
 
 def generate(
-    model: transformers.PreTrainedModel,
+    model: Model,
     ids: Sequence[int],
     end_ids: frozenset[int],
     temperature: float,
     max_new_tokens: int,
     seed: int,
-    assistant: transformers.PreTrainedModel | None = None,
+    assistant: Model | None = None,
     num_draft_tokens: int = 0,
 ) -> dict[str, float]:
     """One reply, sampled as Redline samples it.
 
-    Gives the times of ``core.bench_report.Sample``: ``tokens`` were decoded in ``decode_seconds``, after the
-    first ones had come with the prompt.
+    Gives the times of ``core.bench_measured.Sample``: ``tokens`` were decoded in ``decode_seconds``, after
+    the first ones had come with the prompt.
     """
-    sampling = {"do_sample": False}
+    sampling = {"do_sample": False, "repetition_penalty": 1.0}  # whatever the model suggests
     if temperature:
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        sampling |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
     if assistant is not None:
         assistant.generation_config.num_assistant_tokens = num_draft_tokens
         sampling["assistant_model"] = assistant
     end = sorted(end_ids)
-    batch = torch.tensor([list(ids)])
+    batch = torch.tensor([list(ids)], device=model.device)
     clock = Clock()
     with torch.random.fork_rng():
         torch.manual_seed(seed)

