@@ -2,16 +2,19 @@
 
 ``Decoder`` holds weights and no state; ``KVCache`` holds the keys and values of one sequence and the
 number of ids they stand for. Rolling back is ``cache.length = n``: what lies behind is overwritten
-by the next pass. Activations are float32; the matrix products take whatever form they were given
-(``core.models.linear``).
+by the next pass. Everything is on the device of the embedding. Activations are float32 on a CPU and of the
+embedding's dtype elsewhere; the matrix products take whatever form they were given (``core.models.linear``).
+
+Runs Llama (SmolLM2 is one), Mistral, Qwen2 and Qwen3; ``lean_reason`` says of a config what is in the way.
 
 Rotary embedding is one complex product: the rows of the query and key projections are reordered at
 load so that the two halves Hugging Face rotates lie side by side (Su et al. 2021, arXiv:2104.09864;
-attention scores do not change when queries and keys are reordered alike).
+attention scores do not change when queries and keys are reordered alike). It is computed in float32.
 
 Knows one sequence at a time, no batch, no sampling, no tokenizer. Source of the architecture:
-Touvron et al. 2023 (arXiv:2302.13971) and ``transformers``' ``LlamaForCausalLM``, against which
-``tests/core/test_decoder.py`` compares it.
+Touvron et al. 2023 (arXiv:2302.13971) and the classes of ``transformers`` for these families, against which
+``tests/core/test_decoder.py`` compares it. On a CPU, small operations are a good part of a pass, so their
+number matters: docs/LOG.md says what was measured.
 """
 
 from __future__ import annotations
@@ -31,6 +34,32 @@ PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of 
 # the same structure for a token whether it is scored alone or with others behind it, and come out
 # bit-equal (measured: 64 and 128 are not enough, see docs/LOG.md).
 KEY_BLOCK = 256
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # model types of Hugging Face configs
+FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # their frequencies do not depend on the length
+
+Make = Callable[[torch.Tensor], Linear]  # turns a weight matrix (out, in) into a product
+
+
+def lean_reason(config: Mapping) -> str | None:
+    """What keeps a model of this ``config.json`` from running here, in a few words; None if nothing does."""
+    if config.get("model_type") not in FAMILIES:
+        return f"{config.get('model_type')} is another architecture"
+    if config.get("hidden_act", "silu") != "silu":
+        return f"its activation is {config['hidden_act']}"
+    if config.get("mlp_bias"):
+        return "its MLP has biases"
+    if config.get("attention_bias"):
+        return "its attention's output has a bias"
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    layer_types = set(config.get("layer_types") or ["full_attention"])
+    if layer_types != {"full_attention"} or (window and window < config["max_position_embeddings"]):
+        return "its attention looks back over a window"
+    rope = config.get("rope_parameters") or {}
+    kind = rope.get("rope_type", "default")
+    nested = any(isinstance(value, Mapping) for value in rope.values())
+    if nested or kind not in FIXED_ROPES or rope.get("partial_rotary_factor", 1) not in (None, 1):
+        return f"its rotary embedding ({'one a kind of layer' if nested else kind}) is another"
+    return None
 
 
 @dataclass(frozen=True)
@@ -48,7 +77,7 @@ class DecoderShape:
 
     @classmethod
     def from_config(cls, config: Mapping) -> DecoderShape:
-        """From a Hugging Face ``config.json`` of a Llama model without RoPE scaling."""
+        """From a Hugging Face ``config.json``; a rotary embedding that is scaled is not looked at."""
         rope = config.get("rope_parameters") or {}
         heads = config["num_attention_heads"]
         return cls(
@@ -64,74 +93,110 @@ class DecoderShape:
 
 
 class KVCache:
-    """Keys and values of one sequence: ``keys[layer]`` is (positions, kv_heads, head_size) float32.
+    """Keys and values of one sequence in one ``buffer``: (layers, positions, keys then values, head_size).
 
-    Buffers grow as the sequence does, doubling, so that a kept cache holds no more than about twice what
-    it needs. They begin as zeros because a pass reads, masked, up to the end of a block of ``KEY_BLOCK``.
+    The buffer grows as the sequence does, doubling, so that a kept cache holds no more than about twice what
+    it needs. It begins as zeros because a pass reads, masked, up to the end of a block of ``KEY_BLOCK``.
     """
 
-    def __init__(self, shape: DecoderShape):
-        self._shape = shape
+    def __init__(self, shape: DecoderShape, device: torch.device | str, dtype: torch.dtype):
+        self._shape, self._device, self._dtype = shape, torch.device(device), dtype
         self.length = 0
-        self.keys: list[torch.Tensor] = []
-        self.values: list[torch.Tensor] = []
-        self._positions = 0
+        self.buffer = self._zeros(0)
         self.reserve(1)
 
     @property
     def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in (*self.keys, *self.values))
+        return self.buffer.nbytes
 
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
 
     def fork(self, length: int) -> KVCache:
-        copy = KVCache(self._shape)
+        copy = KVCache(self._shape, self._device, self._dtype)
+        length = copy.length = min(self.length, length)
         copy.reserve(length)
-        for ours, theirs in zip((*self.keys, *self.values), (*copy.keys, *copy.values), strict=True):
-            theirs[:length] = ours[:length]
-        copy.length = min(self.length, length)
+        copy.buffer[:, :length] = self.buffer[:, :length]
         return copy
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` ids; what was read stays."""
-        if length <= self._positions:
-            return
-        shape, most = self._shape, -(-self._shape.context_length // KEY_BLOCK) * KEY_BLOCK
-        self._positions = min(max(-(-length // KEY_BLOCK) * KEY_BLOCK, 2 * self._positions), most)
-        size = (self._positions, shape.kv_heads, shape.head_size)
-        old = (self.keys or [None] * shape.layers, self.values or [None] * shape.layers)
-        self.keys, self.values = ([self._grown(buffer, size) for buffer in buffers] for buffers in old)
+        held = self.buffer.shape[1]
+        if length > held:
+            most = -(-self._shape.context_length // KEY_BLOCK) * KEY_BLOCK
+            grown = self._zeros(min(max(-(-length // KEY_BLOCK) * KEY_BLOCK, 2 * held), most))
+            grown[:, : self.length] = self.buffer[:, : self.length]
+            self.buffer = grown
 
-    def _grown(self, buffer: torch.Tensor | None, size: tuple[int, ...]) -> torch.Tensor:
-        # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
-        grown = torch.from_numpy(np.zeros(size, np.float32))
-        if buffer is not None:
-            grown[: self.length] = buffer[: self.length]
-        return grown
+    def _zeros(self, positions: int) -> torch.Tensor:
+        size = (self._shape.layers, positions, 2 * self._shape.kv_heads, self._shape.head_size)
+        if self._device.type == "cpu" and self._dtype == torch.float32:
+            # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
+            return torch.from_numpy(np.zeros(size, np.float32))
+        return torch.zeros(size, device=self._device, dtype=self._dtype)
 
 
 @dataclass(frozen=True)
 class Layer:
+    """``qkv_bias`` (rows of qkv,) and ``qk_norm``, weights of the norms of queries and keys (their heads,
+    head_size), are float32, and None where a family has no such thing."""
+
     input_norm: torch.Tensor
     qkv: Linear
     out: Linear
     mlp_norm: torch.Tensor
     gate_up: Linear
     down: Linear
+    qkv_bias: torch.Tensor | None = None
+    qk_norm: torch.Tensor | None = None
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 def _pair_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Reorders a projection's rows head by head: 0, n, 1, n + 1, ... for heads of 2n rows."""
-    rows, columns = weight.shape
-    return weight.view(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
+    """Reorders a projection's rows (or a bias) head by head: 0, n, 1, n + 1, ... for heads of 2n rows."""
+    paired = weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).transpose(1, 2)
+    return paired.reshape(weight.shape)
+
+
+def _layer(shape: DecoderShape, tensors: Mapping[str, torch.Tensor], make: Make, dtype: torch.dtype) -> Layer:
+    """From a layer's tensors under Hugging Face's names; norms are kept in ``dtype``."""
+    heads, kv_heads = shape.heads, shape.kv_heads
+
+    def qkv(kind: str) -> torch.Tensor:
+        q, k, v = (tensors[f"self_attn.{name}_proj.{kind}"] for name in "qkv")
+        return torch.cat([_pair_halves(q, heads), _pair_halves(k, kv_heads), v])
+
+    qkv_bias = qk_norm = None
+    if "self_attn.q_proj.bias" in tensors:
+        qkv_bias = qkv("bias").float()
+    if "self_attn.q_norm.weight" in tensors:
+        q, k = (_pair_halves(tensors[f"self_attn.{name}_norm.weight"].float(), 1) for name in "qk")
+        qk_norm = torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])
+    return Layer(
+        tensors["input_layernorm.weight"].to(dtype),
+        make(qkv("weight")),
+        make(tensors["self_attn.o_proj.weight"]),
+        tensors["post_attention_layernorm.weight"].to(dtype),
+        make(torch.cat([tensors["mlp.gate_proj.weight"], tensors["mlp.up_proj.weight"]])),
+        make(tensors["mlp.down_proj.weight"]),
+        qkv_bias,
+        qk_norm,
+    )
+
+
+def _activations(embedding: torch.Tensor) -> torch.dtype:
+    return torch.float32 if embedding.device.type == "cpu" else embedding.dtype
 
 
 class Decoder:
     """Layers and final norm of a Llama-like model. Token embedding and head are given, as they may be shared.
 
     ``embedding`` is (vocabulary, hidden); ``head`` takes (rows, hidden) to (rows, logits), as many as
-    the embedding has rows unless ``vocabulary`` says otherwise.
+    the embedding has rows unless ``vocabulary`` says otherwise. ``frequencies`` (head_size / 2,) are those of
+    the rotary embedding and ``rope_scale`` its factor, where they are not the shape's plain ones.
     """
 
     def __init__(
@@ -142,98 +207,143 @@ class Decoder:
         norm: torch.Tensor,
         head: Callable[[torch.Tensor], torch.Tensor],
         vocabulary: int | None = None,
+        frequencies: torch.Tensor | None = None,
+        rope_scale: float = 1.0,
     ):
         self.shape = shape
+        self.device = embedding.device
+        self.dtype = _activations(embedding)
         self.embedding = embedding
         self.layers = list(layers)
-        self.norm = norm
+        self.norm = norm.to(self.dtype)
         self.head = head
         self.context_length = shape.context_length
         self.vocabulary = len(embedding) if vocabulary is None else vocabulary
         self.readable_ids = len(embedding)
-        frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_size, 2).double() / shape.head_size)
-        angles = torch.arange(shape.context_length).double()[:, None] * frequencies
-        self.rotations = torch.polar(torch.ones_like(angles), angles).to(torch.complex64)[:, None, :]
+        if frequencies is None:
+            frequencies = shape.rope_theta ** (
+                -torch.arange(0, shape.head_size, 2).double() / shape.head_size
+            )
+        angles = torch.arange(shape.context_length).to(frequencies)[:, None] * frequencies
+        turns = torch.polar(torch.full_like(angles, rope_scale), angles).to(torch.complex64)
+        self.rotations = turns[:, None, :].to(self.device)
+        self._eps = torch.tensor(shape.rms_eps, device=self.device)
 
     @classmethod
     def from_tensors(
         cls,
         shape: DecoderShape,
         tensors: Mapping[str, torch.Tensor],
-        make: Callable[[torch.Tensor], Linear],
+        make: Make,
         embedding: torch.Tensor,
         head: Callable[[torch.Tensor], torch.Tensor],
         prefix: str = "model.",
         vocabulary: int | None = None,
     ) -> Decoder:
-        """From tensors under Hugging Face's names; ``make`` turns a weight matrix into a product."""
-        layers = []
+        """From tensors under Hugging Face's names, all on the embedding's device."""
+        dtype, layers = _activations(embedding), []
         for index in range(shape.layers):
-            name = f"{prefix}layers.{index}."
-            attention, mlp = name + "self_attn.", name + "mlp."
-            q = _pair_halves(tensors[attention + "q_proj.weight"], shape.heads)
-            k = _pair_halves(tensors[attention + "k_proj.weight"], shape.kv_heads)
-            layers.append(
-                Layer(
-                    tensors[name + "input_layernorm.weight"].float(),
-                    make(torch.cat([q, k, tensors[attention + "v_proj.weight"]])),
-                    make(tensors[attention + "o_proj.weight"]),
-                    tensors[name + "post_attention_layernorm.weight"].float(),
-                    make(torch.cat([tensors[mlp + "gate_proj.weight"], tensors[mlp + "up_proj.weight"]])),
-                    make(tensors[mlp + "down_proj.weight"]),
-                )
-            )
-        return cls(shape, embedding, layers, tensors[prefix + "norm.weight"].float(), head, vocabulary)
+            start = f"{prefix}layers.{index}."
+            own = {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)}
+            layers.append(_layer(shape, own, make, dtype))
+        return cls(shape, embedding, layers, tensors[prefix + "norm.weight"], head, vocabulary)
+
+    @classmethod
+    @torch.no_grad()
+    def from_model(
+        cls, model, make: Make, make_head: Make | None = None, device: torch.device | str | None = None
+    ) -> Decoder:
+        """From a causal language model of transformers for whose config ``lean_reason`` is None.
+
+        ``device`` is where to run, None where the model is. The model is used up: each of its layers is
+        given back as soon as it is packed, so that memory holds little more than the larger of the two.
+        """
+        embedding, head = (m.weight for m in (model.get_input_embeddings(), model.get_output_embeddings()))
+        tied, device = head is embedding, embedding.device if device is None else device
+        embedding = embedding.detach().to(device)
+        head = embedding if tied else head.detach().to(device)
+        shape, inner = DecoderShape.from_config(model.config.to_dict()), model.model
+        dtype, layers = _activations(embedding), []
+        for index, module in enumerate(inner.layers):
+            own = {name: value.to(device) for name, value in module.state_dict().items()}
+            layers.append(_layer(shape, own, make, dtype))
+            inner.layers[index] = torch.nn.Identity()
+        return cls(
+            shape,
+            embedding,
+            layers,
+            inner.norm.weight.detach().to(device),
+            (make_head or make)(head),
+            vocabulary=len(head),
+            frequencies=inner.rotary_emb.inv_freq.float().cpu(),
+            rope_scale=inner.rotary_emb.attention_scaling,
+        )
 
     def new_cache(self) -> KVCache:
-        return KVCache(self.shape)
+        return KVCache(self.shape, self.device, self.dtype)
 
-    def forward(self, ids: Sequence[int], cache: KVCache) -> torch.Tensor:
-        """Appends ``ids`` to ``cache`` and gives their final hidden states, (len(ids), hidden) float32.
+    def forward(self, ids: Sequence[int] | torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Appends ``ids`` to ``cache`` and gives their final hidden states, (len(ids), hidden).
 
         The caller keeps ``cache.length + len(ids)`` within the shape's ``context_length``.
         """
         shape, rows, start = self.shape, len(ids), cache.length
-        end = start + rows
-        eps, group = shape.rms_eps, shape.heads // shape.kv_heads
-        rotating = shape.heads + shape.kv_heads
-        rotation = self.rotations[start:end]
+        heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
+        end, group, rotating = start + rows, heads // kv_heads, heads + kv_heads
         mask = self._mask(rows, start, group)
-        seen = mask.shape[1]
         cache.reserve(end)
-        x = F.embedding(torch.tensor(ids), self.embedding).float()
-        for index, layer in enumerate(self.layers):
-            keys, values = cache.keys[index], cache.values[index]
-            qkv = layer.qkv(F.rms_norm(x, (shape.hidden,), layer.input_norm, eps))
-            qkv = qkv.view(rows, rotating + shape.kv_heads, shape.head_size)
-            turning = torch.view_as_complex(qkv[:, :rotating].unflatten(-1, (-1, 2)))
-            turned = torch.view_as_real(turning * rotation).flatten(-2)
-            keys[start:end] = turned[:, shape.heads :]
-            values[start:end] = qkv[:, rotating:]
+        seen = cache.buffer[:, None, : mask.shape[1]].transpose(2, 3)
+        rotation = self.rotations[start:end]
+        x = F.embedding(torch.as_tensor(ids, device=self.device), self.embedding).to(self.dtype)
+        # The views of all layers at once: one at a time they would cost as much as the smaller products.
+        places = cache.buffer[:, start:end].unbind()
+        seen_keys, seen_values = seen[:, :, :kv_heads].unbind(), seen[:, :, kv_heads:].unbind()
+        for layer, place, keys, values in zip(self.layers, places, seen_keys, seen_values, strict=True):
+            qkv = layer.qkv(self._normed(x, layer.input_norm)).float()
+            if layer.qkv_bias is not None:
+                qkv.add_(layer.qkv_bias)
+            qkv = qkv.view(rows, rotating + kv_heads, size)
+            turning = qkv[:, :rotating]
+            if layer.qk_norm is not None:
+                turning.copy_(self._normed(turning, layer.qk_norm))
+            torch.view_as_complex(turning.view(rows, rotating, size // 2, 2)).mul_(rotation)
+            place.copy_(qkv[:, heads:])
             # The query heads that share a key head become rows of one product.
-            query = turned[:, : shape.heads].unflatten(1, (shape.kv_heads, group)).transpose(0, 1)
-            attended = F.scaled_dot_product_attention(
-                query.reshape(1, shape.kv_heads, rows * group, shape.head_size),
-                keys[:seen].transpose(0, 1)[None],
-                values[:seen].transpose(0, 1)[None],
-                attn_mask=mask,
-            )
-            attended = attended.view(shape.kv_heads, rows, group * shape.head_size).transpose(0, 1)
-            x = x + layer.out(attended.reshape(rows, shape.heads * shape.head_size))
-            gate, up = layer.gate_up(F.rms_norm(x, (shape.hidden,), layer.mlp_norm, eps)).chunk(2, 1)
-            x = x + layer.down(F.silu(gate).mul_(up))
+            query = qkv[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
+            query = query.reshape(1, kv_heads, rows * group, size).to(self.dtype)
+            attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+            attended = attended.view(kv_heads, rows, group, size).transpose(0, 1)
+            x.add_(layer.out(attended.reshape(rows, heads * size)))
+            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, 1)
+            x.add_(layer.down(F.silu(gate).mul_(up)))
         cache.length = end
-        return F.rms_norm(x, (shape.hidden,), self.norm, eps)
+        return self._normed(x, self.norm)
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMS norm over the last dimension; ``weight`` is as wide, or has the shape of a row of ``x``."""
+        size = x.shape[-1]
+        if x.is_cuda:
+            if weight.dim() == 1:
+                return F.rms_norm(x, (size,), weight, self.shape.rms_eps)
+            return F.rms_norm(x, (size,), None, self.shape.rms_eps).mul_(weight)
+        # On a CPU torch's own is nine operations.
+        root = torch.linalg.vector_norm(x, 2, -1, True)
+        root = torch.addcmul(self._eps, root, root, value=1 / size).sqrt_()
+        return x.div(root).mul_(weight)
+
+    def device_logits(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
+        """Appends ``ids`` and gives the logits after each, (len(ids), head rows) float32, on the device."""
+        return self.head(self.forward(ids, cache)).float()
 
     def logits(self, ids: Sequence[int], cache: KVCache) -> torch.Tensor:
-        """Appends ``ids`` and gives the logits after each, (len(ids), head rows) float32."""
-        return self.head(self.forward(ids, cache))
+        """Appends ``ids`` and gives the logits after each, (len(ids), head rows) float32 on the CPU."""
+        return self.device_logits(ids, cache).cpu()
 
     def next_logits(self, ids: Sequence[int], cache: KVCache) -> torch.Tensor:
-        """Appends ``ids`` and gives the logits after the last one, (head rows,) float32."""
+        """Appends ``ids`` and gives the logits after the last one, (head rows,) float32 on the CPU."""
         last = max(0, len(ids) - PREFILL_CHUNK)
         self.prefill(ids[:last], cache)
-        return self.head(self.forward(ids[last:], cache)[-1:])[0]
+        return self.head(self.forward(ids[last:], cache)[-1:])[0].float().cpu()
 
     def prefill(self, ids: Sequence[int], cache: KVCache, stop: Stop | None = None) -> None:
         """Appends ``ids`` chunk by chunk, computing no logits, until ``stop`` says so."""
@@ -245,5 +355,5 @@ class Decoder:
     def _mask(self, rows: int, start: int, group: int) -> torch.Tensor:
         """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i."""
         keys = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK
-        unseen = torch.arange(keys) > torch.arange(start, start + rows).repeat_interleave(group)[:, None]
-        return torch.zeros(rows * group, keys).masked_fill_(unseen, float("-inf"))
+        unseen = torch.full((rows, keys), float("-inf"), device=self.device, dtype=self.dtype)
+        return unseen.triu_(start + 1).repeat_interleave(group, 0)

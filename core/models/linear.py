@@ -1,10 +1,11 @@
-"""Matrix products for a decoder, in the forms a CPU runs fast.
+"""Matrix products for a decoder, in the forms a CPU runs fast, and bitsandbytes' for a CUDA card.
 
-Every form is a callable ``(rows, in) float32 -> (rows, out) float32`` whose row i depends on
-input row i alone, bit for bit and at every row count (docs/ENGINE.md, rule 13: a verification pass
-must score a token as a one-row pass would). ``row_dependence`` measures that on this machine.
+Every form is a callable ``(rows, in) -> (rows, out)``, floating, that takes the decoder's activations and
+gives the dtype its kernel gives: what follows takes it as it comes, which saves a conversion. In int8 and
+int4 row i depends on input row i alone, bit for bit and at every row count (docs/ENGINE.md, rule 13: a
+verification pass must score a token as a one-row pass would). ``row_dependence`` measures that.
 
-- ``dense``: the weights as they are, float32 or bfloat16.
+- ``dense``: the weights as they are, float32 or 16 bits.
 - ``int8``: symmetric int8 weights with one scale an output row, activations quantised with one
   scale a row *before* the product, so no row sees another's scale. The sums are in integers:
   exact, in any order. oneDNN's kernel through ``torch.ops.onednn``.
@@ -12,6 +13,8 @@ must score a token as a one-row pass would). ``row_dependence`` measures that on
   GGUF's Q4_1), bfloat16 activations, float32 sums. Weights that came from a Q4_1 file keep their
   16 levels: every group of such a file holds its own minimum and maximum, so quantising the
   dequantised weights again finds the same levels.
+- ``nf4``: bitsandbytes' 4 bits with double quantisation and bfloat16 activations (Dettmers et al. 2023,
+  arXiv:2305.14314); fused kernels for few rows, on a card from bitsandbytes 0.50 on.
 
 Knows nothing of models. Which form is fastest where is measured in ``docs/LOG.md``.
 """
@@ -28,13 +31,16 @@ FINE = 254.0  # the fine part of an int8 activation counts in 1/254 of the coars
 
 
 class DenseLinear:
-    """``x @ weight.T`` in the weight's own dtype; float32 in and out."""
+    """``x @ weight.T`` in the weight's own dtype."""
+
+    form = "none"
 
     def __init__(self, weight: torch.Tensor):
         self.weight = weight
+        self.shape = tuple(weight.shape)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x.to(self.weight.dtype), self.weight).float()
+        return torch.nn.functional.linear(x.to(self.weight.dtype), self.weight)
 
 
 class Int8Linear:
@@ -42,10 +48,13 @@ class Int8Linear:
 
     One int8 part alone loses too much of this family's peaked activations (docs/LOG.md). The second
     part holds what the first rounded away; it costs a second row in a product whose time hardly
-    depends on the number of rows.
+    depends on the number of rows. Gives float32.
     """
 
+    form = "int8"
+
     def __init__(self, weight: torch.Tensor):
+        self.shape = tuple(weight.shape)
         scale = weight.float().abs().amax(1).clamp_min(1e-30) / 127
         levels = (weight.float() / scale[:, None]).round_().to(torch.int8)
         self.scale = scale
@@ -54,7 +63,7 @@ class Int8Linear:
         self.product = torch.ops.onednn.qlinear_pointwise.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.shape[0]
+        x, rows = x.float(), x.shape[0]
         # A row of zeros keeps a harmless scale instead of dividing by zero.
         row_scale = x.abs().amax(1, True).mul_(1 / 127).clamp_min_(1e-30)
         scaled = x.div(row_scale)
@@ -78,9 +87,12 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 class Int4Linear:
-    """4-bit weights in groups of 32 inputs; bfloat16 activations, sums in float32."""
+    """4-bit weights in groups of 32 inputs; bfloat16 activations, sums in float32. Gives bfloat16."""
+
+    form = "int4"
 
     def __init__(self, weight: torch.Tensor):
+        self.shape = tuple(weight.shape)
         levels, scale, low = quantize_int4(weight)
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
         # The kernel computes (level - 8) * scale + zero.
@@ -90,7 +102,38 @@ class Int4Linear:
         self.product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.product(x.bfloat16(), self.packed, GROUP, self.scale_zero).float()
+        return self.product(x.bfloat16(), self.packed, GROUP, self.scale_zero)
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        """Whether the kernel can run a matrix (out, in) of this size."""
+        return weight.shape[0] % 16 == 0 and weight.shape[1] % GROUP == 0
+
+
+class Nf4Linear:
+    """bitsandbytes' NF4 of a weight (out, in) that is where it is to run. Gives bfloat16."""
+
+    form = "nf4"
+
+    def __init__(self, weight: torch.Tensor):
+        from bitsandbytes import functional, matmul_4bit
+
+        self.shape = tuple(weight.shape)
+        self.packed, self.state = functional.quantize_4bit(
+            weight.contiguous(), compress_statistics=True, quant_type="nf4"
+        )
+        if weight.device.type == "cpu" and functional.has_avx512bf16():
+            # As bitsandbytes' own layer does at its first pass: else each product unpacks the whole matrix.
+            self.packed, self.state = functional._convert_weight_packed_for_cpu(self.packed, self.state)
+        self.product = matmul_4bit
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x.bfloat16(), self.packed, self.state)
+
+    @staticmethod
+    def takes(weight: torch.Tensor) -> bool:
+        """Whether the kernels can run a matrix (out, in) of this size."""
+        return weight.shape[0] % 32 == 0 and weight.shape[1] % 64 == 0
 
 
 def dense(dtype: torch.dtype) -> Callable[[torch.Tensor], Linear]:
@@ -126,13 +169,19 @@ def best_form(form: str) -> str:
     return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
 
 
-def row_dependence(linear: Linear, in_features: int, max_rows: int) -> float:
+def row_dependence(
+    linear: Linear,
+    in_features: int,
+    max_rows: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> float:
     """The largest difference any earlier row shows when the last row's input grows a hundredfold.
 
     Every row count from 2 to ``max_rows`` is tried, and each row is compared with its own one-row
     product too; 0.0 means bit-equal throughout.
     """
-    x = torch.randn(max_rows, in_features, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(max_rows, in_features, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     worst = 0.0
     single = torch.cat([linear(x[i : i + 1]) for i in range(max_rows)])
     for rows in range(2, max_rows + 1):
