@@ -182,11 +182,13 @@ def test_memory_needed_follows_what_was_chosen(monkeypatch):
 
 def test_weights_that_changed_since_they_were_measured_are_named(bench):
     store = bench.desk.store
-    builders.record(store, "aab", pair=PAIR)
     state = bench.loader.state
-    assert MEASURE_AGAIN not in bench.tab.show_loading(state)[bench.tab.runs]
     builders.record(store, "aab", pair=dataclasses.replace(PAIR, target_fingerprint="12" * 32))
     assert MEASURE_AGAIN in bench.tab.show_loading(state)[bench.tab.runs]
+    builders.record(store, "p", pair=PAIR)
+    assert MEASURE_AGAIN in bench.tab.show_loading(state)[bench.tab.runs]
+    builders.record(store, "aab", pair=PAIR)
+    assert MEASURE_AGAIN not in bench.tab.show_loading(state)[bench.tab.runs]
 
 
 def test_a_card_is_offered_the_pair_that_fits_and_uses_it_where_it_is_on_this_disk(bench, monkeypatch):
