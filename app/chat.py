@@ -434,7 +434,7 @@ class Chat:
         return {self.read: chat_messages(conversation)}
 
     def _status(self, answer: Answer | None) -> str:
-        sentence = "" if answer is None else status(answer, self.desk.engine)
+        sentence = "" if answer is None else status(answer)
         return f"<p role='status'>{as_html(sentence)}</p>" if sentence else ""
 
 
@@ -464,14 +464,14 @@ def value_of(shown: dict, component: Any) -> dict:
     return {"value": shown[component]} if component in shown else {}
 
 
-def status(answer: Answer, engine: Any | None) -> str:
+def status(answer: Answer) -> str:
     """Where the reply stands, in one sentence."""
     if not answer.done.is_set():
         if answer.cancel.is_set():
             return "Stopping."
         if answer.rounds:
             return "Writing."
-        if answer.had_to_wait and engine is not None and engine.busy and answer.prefill_seconds is None:
+        if answer.had_to_wait and answer.reused_tokens is None:  # its turn has not come
             return "Waiting for another reply to end."
         return "Reading the prompt."
     if answer.error or (answer.reply and answer.reply.error):
