@@ -42,15 +42,6 @@ MEASURE = """() => {
   for (const part of above) watcher.observe(part);
 }"""
 
-SERIF = [
-    "Charter",
-    "Iowan Old Style",
-    "Palatino Linotype",
-    "Source Serif 4",
-    "Georgia",
-    "DejaVu Serif",
-    "serif",
-]
 SANS = ["ui-sans-serif", "system-ui", "Segoe UI", "Helvetica Neue", "Arial", "sans-serif"]
 MONO = ["ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 
