@@ -327,7 +327,14 @@ def test_bad_settings_are_refused_in_words(arguments):
 
 
 def test_every_setting_can_be_given():
-    given = {"temperature": 0.9, "top_k": 5, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 1.2, "seed": 9}
+    given = {
+        "temperature": 0.9,
+        "top_k": 5,
+        "top_p": 0.8,
+        "min_p": 0.05,
+        "repetition_penalty": 1.2,
+        "seed": 9,
+    }
     flags = [text for name, value in given.items() for text in ("--" + name.replace("_", "-"), str(value))]
     settings = parse_request(
         ["--prompt", "hi", "--k", "2", "--max-new-tokens", "7", "--stop", "END", *flags]
