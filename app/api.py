@@ -129,7 +129,7 @@ def _growing(answer: Any) -> Iterator[str]:
 
 def describe(desk: Desk) -> dict[str, Any]:
     """What runs: ``loaded``, a ``sentence`` on how loading stands and, once loaded, all of ``PairInfo``."""
-    state = desk.loader.state
+    state = desk.loading
     told: dict[str, Any] = {"loaded": state.engine is not None, "sentence": state.sentence}
     if state.engine is not None:
         told |= dataclasses.asdict(state.engine.pair.info)

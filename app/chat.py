@@ -14,7 +14,7 @@ from typing import Any
 
 import gradio as gr
 
-from app import choosing, settings_panel
+from app import choosing, settings_panel, zero_gpu
 from app.answer import Answer
 from app.charts import RoundsChart, rounds_value
 from app.conversation import Conversation, Desk, Refused
@@ -147,7 +147,9 @@ class Chat:
             self.clipboard = gr.Textbox(visible="hidden", elem_id="clipboard", label="Text to copy")
         self.loading = gr.HTML("", elem_id="loading", apply_default_css=False)
         with gr.Row(visible=False, elem_id="loading-actions") as self.loading_actions:
-            self.retry = gr.Button("Retry", size="sm", elem_id="retry", min_width=60)
+            self.retry = gr.Button(
+                "Retry", size="sm", elem_id="retry", min_width=60, visible=not zero_gpu.active()
+            )
             self.dismiss = gr.Button("Dismiss", size="sm", elem_id="dismiss", min_width=60)
         with gr.Row(visible=False, elem_id="offer") as self.offer:
             self.offered = gr.HTML("", apply_default_css=False)
@@ -234,7 +236,7 @@ class Chat:
         waiting = "The models are loading." if state.loading else "No models are loaded."
         return {
             self.loading: loading_strip(state),
-            self.loading_actions: gr.update(visible=state.failed),
+            self.loading_actions: gr.update(visible=state.failed and (ready or not zero_gpu.active())),
             self.dismiss: gr.update(visible=ready),
             self.message: gr.update(placeholder="Ask something" if ready else waiting),
             self.send: gr.update(interactive=ready),
@@ -293,8 +295,10 @@ class Chat:
         return answer.text if answer else ""
 
     def load_again(self) -> None:
-        """Try the load that failed once more. Two clicks are one."""
+        """Try the load that failed once more. Two clicks are one. On ZeroGPU it would never reach a GPU."""
         state = self.desk.loader.state
+        if zero_gpu.active():
+            return
         if state.failed and (state.engine is None or self.desk.personal):
             with contextlib.suppress(LoadingRefused):
                 self.desk.loader.start(state.spec)

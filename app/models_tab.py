@@ -162,7 +162,7 @@ class ModelsTab:
 
     def refresh(self, name: str, target: str, draft: str, *how: str) -> tuple[str, str]:
         """What changes with time: memory free and held."""
-        return self._running(self.desk.loader.state), facts(name, _how(how))
+        return self._running(self.desk.loading), facts(name, _how(how))
 
     def choose(self, name: str, target: str, draft: str, *how: str) -> dict:
         """Another pair is looked at."""
@@ -229,7 +229,7 @@ class ModelsTab:
             self.desk.loader.start(pair)
         except LoadingRefused as error:
             return failure(str(error))
-        return loading_strip(self.desk.loader.state)
+        return loading_strip(self.desk.loading)
 
     def give_up(self) -> None:
         if not self.may_choose:

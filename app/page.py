@@ -140,13 +140,13 @@ def build(desk: Desk) -> gr.Blocks:
         page.load(None, js=MEASURE, **AT_ONCE)
         chat.mount(page)
         domains.mount(page)
-        _watch_loading(page, desk.loader, header, chat, models, panel)
+        _watch_loading(page, desk, header, chat, models, panel)
         _follow_offer(desk.loader, tabs, chat, models)
     return page
 
 
 def _watch_loading(
-    page: gr.Blocks, loader: Loader, header: gr.HTML, chat: Chat, models: ModelsTab, panel: SettingsPanel
+    page: gr.Blocks, desk: Desk, header: gr.HTML, chat: Chat, models: ModelsTab, panel: SettingsPanel
 ) -> None:
     """Keep every open page told of what is loaded and how far loading is, whoever began it."""
     parts = (chat, models, panel)
@@ -154,7 +154,7 @@ def _watch_loading(
     watching = [component for part in parts for component in part.watching]
 
     def look(seen_number: int) -> dict:
-        state = loader.state
+        state = desk.loading
         if state.number == seen_number:
             return {seen: seen_number}
         info = state.engine.pair.info if state.engine is not None else None

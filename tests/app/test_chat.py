@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
+from app import zero_gpu
 from app.answer import Answer
 from app.chat import READ, Chat, status
 from app.conversation import FIRST, Desk
@@ -115,3 +116,16 @@ def test_a_shared_page_cannot_start_another_load_over_a_pair_that_runs(chat):
     chat.desk.loader.state = before = LoadingState("No network.", failed=True, engine=chat.desk.engine)
     chat.load_again()
     assert chat.desk.loader.state is before
+
+
+def test_on_zerogpu_a_load_that_failed_is_not_tried_again_but_by_a_restart(chat, monkeypatch):
+    """What is loaded after the launch never reaches a GPU."""
+    monkeypatch.setattr(zero_gpu, "active", lambda: True)
+    chat.desk.loader.state = before = LoadingState("No network.", failed=True)
+    chat.load_again()
+    assert chat.desk.loader.state is before
+    page = chat.show_loading(chat.desk.loading)
+    assert "No network. Restart the Space to try again." in page[chat.loading]
+    assert not page[chat.loading_actions]["visible"]
+    with gr.Blocks(analytics_enabled=False):
+        assert not Chat(chat.desk, SettingsPanel(chat.desk.loader)).retry.visible

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app.conversation import Conversation, Desk, Refused
+from app.api import describe
+from app.conversation import NOT_SAID, Conversation, Desk, Refused
 from app.loading import Loader, LoadingState
 from core.records import Settings
 from core.store import Store
@@ -427,6 +428,21 @@ def test_a_reply_goes_on_with_its_own_engine_when_another_pair_is_loaded_meanwhi
     assert second.text == "Other words." and second.info.target == "Other"
     recorded = [m.replies[0].pair.target for m in store.conversation(conversation.key).messages if m.replies]
     assert recorded == [PAIR.target, "Other"]
+
+
+def test_why_a_load_failed_is_told_to_the_owner_only(store):
+    """Such sentences hold paths of the owner's disk."""
+    desk = desk_of(ToyEngine(TEXT), store)
+    desk.loader.state = failed = LoadingState("/home/ada/model does not exist.", failed=True)
+    assert desk.loading == failed
+    desk.personal = False
+    assert desk.loading == dataclasses.replace(failed, sentence=NOT_SAID)
+    assert desk.loading.number == failed.number  # the page knows by it what it has shown
+    with pytest.raises(Refused) as refused:
+        ask(desk, desk.new(), "Count.")
+    assert str(refused.value) == NOT_SAID == describe(desk)["sentence"]
+    desk.loader.state = loading = LoadingState("Reading the weights.", 0.5, loading=True)
+    assert desk.loading is loading
 
 
 def test_a_reply_is_not_compared_with_another_target(store):
