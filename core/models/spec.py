@@ -27,7 +27,7 @@ Kind = Literal["embedded", "hub", "folder", "gguf"]
 
 # As the hub writes them: owner and name of letters, digits, ".", "_" and "-", then perhaps a branch, tag or
 # commit.
-_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[\w./+-]+))?", re.ASCII)
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!/)(?!.*\.\.)[\w./+-]+))?", re.ASCII)
 
 # The flags by name: what stands for the value, and help. The first three choose the pair.
 _CHOOSING = ("pair", "target", "draft")
