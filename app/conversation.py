@@ -146,10 +146,21 @@ class Conversation:
             self._next.release()
 
     def release(self) -> None:
-        """Give the right back. Stops the reply if it is still being written, as when the tab was closed."""
-        if self.writing is not None:
-            self.writing.cancel.set()
-            self.writing.done.wait(SECONDS_TO_STOP)
+        """Give the right back. Stops the reply if it is still being written, as when the tab was closed.
+
+        Returns in time where that reply cannot be stopped yet, as while a GPU is waited for; the right is
+        then given back at its end, so that never two write one conversation.
+        """
+        writing = self.writing
+        if writing is not None:
+            writing.cancel.set()
+            if not writing.done.wait(SECONDS_TO_STOP):
+                threading.Thread(target=self._release_after, args=(writing,), daemon=True).start()
+                return
+        self._claim.release()
+
+    def _release_after(self, answer: Answer) -> None:
+        answer.done.wait()
         self._claim.release()
 
     def leave(self) -> None:

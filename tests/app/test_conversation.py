@@ -192,6 +192,33 @@ def test_a_closed_tab_ends_the_reply_and_frees_the_engine(store):
     assert answer.done.is_set() and answer.finish_reason == "cancelled" and not engine.busy
 
 
+class Deaf(ToyEngine):
+    """Hears no stop before it may begin, as one that waits for a GPU to be lent."""
+
+    def generate(self, prompt_ids, settings, *, cancel=None, domain="auto"):
+        generation = super().generate(prompt_ids, settings, cancel=cancel, domain=domain)
+        self.lent.wait(10)
+        return generation
+
+
+def test_the_right_to_write_comes_back_only_when_the_reply_has_ended(store, monkeypatch):
+    monkeypatch.setattr("app.conversation.SECONDS_TO_STOP", 0.01)
+    engine = Deaf(TEXT)
+    engine.lent = threading.Event()
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    conversation.claim()
+    answer = desk.ask(conversation, "Count.", SETTINGS, "auto", True)
+    conversation.release()
+    assert not answer.done.is_set()
+    with pytest.raises(Refused, match="still being written"):
+        conversation.claim()
+    engine.lent.set()
+    assert answer.done.wait(10) and answer.finish_reason == "cancelled"
+    monkeypatch.setattr("app.conversation.SECONDS_TO_STOP", 10)
+    assert ask(desk, conversation, "Go on.").text == TEXT
+
+
 def test_an_error_in_the_middle_keeps_what_was_said(store):
     desk = desk_of(ToyEngine(TEXT, fail_after=2), store)
     conversation = desk.new()
