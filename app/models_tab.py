@@ -157,7 +157,7 @@ class ModelsTab:
             self.runs: self._running(state),
             self.unload: gr.update(interactive=state.engine is not None and not state.loading),
             self.load: gr.update(interactive=not state.loading),
-            self.progress: loading_strip(state) if state.loading or state.failed else "",
+            self.progress: self._strip(state),
         }
 
     def refresh(self, name: str, target: str, draft: str, *how: str) -> tuple[str, str]:
@@ -170,7 +170,11 @@ class ModelsTab:
             self.facts: facts(name, _how(how)),
             self.custom: gr.update(visible=name == CUSTOM),
             **self.not_now(),
+            self.progress: self._strip(self.desk.loading),  # in place of what was said of another choice
         }
+
+    def _strip(self, state: LoadingState) -> str:
+        return loading_strip(state) if state.loading or state.failed else ""
 
     def _running(self, state: LoadingState) -> str:
         engine = state.engine

@@ -11,7 +11,7 @@ import pytest
 
 from app import choosing, zero_gpu
 from app.conversation import Desk
-from app.loading import Loader
+from app.loading import Loader, LoadingState
 from app.models_tab import MEASURE_AGAIN, ModelsTab, facts, running
 from core.models.catalogue import CATALOGUE
 from core.models.errors import LoadError
@@ -110,6 +110,14 @@ def test_what_cannot_be_is_said_and_nothing_is_loaded(bench, to_download):
     assert "Name a target" in bench.ask(CUSTOM, "  ")[bench.tab.progress]
     assert "is no model" in bench.ask(CUSTOM, "<b>")[bench.tab.progress]
     assert bench.loaded == [None]
+
+
+def test_another_choice_puts_away_what_was_said_of_the_last(bench, to_download):
+    to_download("The hub knows no model of this name.")
+    assert "The hub knows no model" in bench.ask(CUSTOM, "owner/name")[bench.tab.progress]
+    assert bench.tab.choose("qwen3-4b", "", "", *AUTO)[bench.tab.progress] == ""
+    bench.loader.state = LoadingState("The disk is full.", failed=True, engine=bench.desk.engine)
+    assert "The disk is full." in bench.tab.choose("qwen3-4b", "", "", *AUTO)[bench.tab.progress]
 
 
 def test_a_second_choice_while_loading_is_refused_in_words(bench, to_download):
