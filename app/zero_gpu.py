@@ -216,7 +216,7 @@ class ZeroGpuGeneration:
             settings=self.settings,
             pair=self._pair.info,
             prompt_tokens=self.prompt_tokens,
-            reused_tokens=self.reused_tokens or 0,
+            reused_tokens=self.reused_tokens,
             prefill_seconds=prefill,
             ttft_seconds=prefill + self._done[0].seconds if emitted else None,
             seconds=prefill + sum(round_.seconds for round_ in self._done),
