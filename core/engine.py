@@ -40,7 +40,8 @@ from core.transcript import Piece, Transcript
 log = logging.getLogger(__name__)
 
 _LOCK_POLL_SECONDS = 0.05  # how often a waiting reply looks whether it was cancelled
-CACHE_BYTES = 512 << 20  # of kept caches; a thousand ids of the embedded pair take some 55 MB
+# Of kept caches beside the last one used; a thousand ids of the embedded pair take some 55 MB.
+CACHE_BYTES = 512 << 20
 
 Uniform = Callable[[], float]
 
@@ -54,8 +55,8 @@ class Engine:
     """Runs one pair. ``generate`` may be called from any thread; a second reply waits for the first.
 
     ``uniforms`` makes the draws of a reply from its seed; another source lets them be scripted.
-    What was read of earlier prompts and replies is kept, up to ``cache_bytes``, and read no second time
-    where a new prompt begins alike (``core.reuse``); 0 keeps nothing.
+    What was read of earlier prompts and replies is kept and read no second time where a new prompt begins
+    alike (``core.reuse``): of the last reply, and up to ``cache_bytes`` of those before it; 0 keeps nothing.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Engine:
 
     @property
     def cache_limit(self) -> int:
-        """The most memory that kept caches may hold, in bytes."""
+        """The most memory that kept caches may hold beside the last one used, in bytes."""
         return self._kept.limit
 
     @property
@@ -173,8 +174,9 @@ class Generation:
             log.exception("the reply ended with an error")
             finish, error = "error", f"The reply ended early: {exception or type(exception).__name__}."
         finally:
-            if kept is not None and error is None:
-                # What the caches hold of a round that failed half-way is not known: those are dropped.
+            failed = error is not None or (self._loop is not None and self._loop.error is not None)
+            if kept is not None and not failed:
+                # What the caches hold after a failure is not known, NaN perhaps: those are dropped.
                 self._engine._kept.give_back(kept, self._transcript.ids)
             lock.release()
             if self.reply is None:
@@ -207,7 +209,7 @@ class Generation:
             ttft_seconds=prefill + self._done[0].seconds if emitted else None,
             seconds=prefill + sum(round_.seconds for round_ in self._done),
             num_rounds=len(self._done),
-            reused_tokens=self.reused_tokens or 0,
+            reused_tokens=self.reused_tokens,
         )
 
 

@@ -54,7 +54,7 @@ class StoredReply:
     pair: PairInfo
     opening: str
     prompt_tokens: int
-    reused_tokens: int
+    reused_tokens: int | None
     prefill_seconds: float | None
     ttft_seconds: float | None
     seconds: float | None
@@ -290,7 +290,7 @@ def summaries(
 
 
 def measured_with_others(connection: sqlite3.Connection, info: PairInfo) -> bool:
-    """Whether a pair of these names was measured with other weights than ``info`` names, and never with these.
+    """Whether pairs of these names were measured, but never with the weights that ``info`` names.
 
     Measured are rounds that drafted; of a target alone, all.
     """

@@ -23,14 +23,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from core.models.base import Stop
+from core.models.base import PREFILL_CHUNK, Stop
 from core.models.linear import Linear
 
-PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of one pass
 # Attention always runs over whole blocks of keys, the surplus masked: the sums over keys then have
 # the same structure for a token whether it is scored alone or with others behind it, and come out
 # bit-equal (measured: 64 and 128 are not enough, see docs/LOG.md).
 KEY_BLOCK = 256
+# The attention kernel takes the queries in blocks of 32, 64 or 256; a last block of one query goes another
+# way through the matrix product and comes out with other bits.
+QUERY_BLOCK = 32
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,11 @@ class KVCache:
         self.length = min(self.length, length)
 
     def fork(self, length: int) -> KVCache:
-        copy = KVCache(self._shape)
+        copy, length = KVCache(self._shape), min(self.length, length)
         copy.reserve(length)
         for ours, theirs in zip((*self.keys, *self.values), (*copy.keys, *copy.values), strict=True):
             theirs[:length] = ours[:length]
-        copy.length = min(self.length, length)
+        copy.length = length
         return copy
 
     def reserve(self, length: int) -> None:
@@ -212,13 +214,15 @@ class Decoder:
             values[start:end] = qkv[:, rotating:]
             # The query heads that share a key head become rows of one product.
             query = turned[:, : shape.heads].unflatten(1, (shape.kv_heads, group)).transpose(0, 1)
+            query = query.reshape(1, shape.kv_heads, rows * group, shape.head_size)
             attended = F.scaled_dot_product_attention(
-                query.reshape(1, shape.kv_heads, rows * group, shape.head_size),
+                F.pad(query, (0, 0, 0, mask.shape[0] - rows * group)),
                 keys[:seen].transpose(0, 1)[None],
                 values[:seen].transpose(0, 1)[None],
                 attn_mask=mask,
             )
-            attended = attended.view(shape.kv_heads, rows, group * shape.head_size).transpose(0, 1)
+            attended = attended[0, :, : rows * group].reshape(shape.kv_heads, rows, group * shape.head_size)
+            attended = attended.transpose(0, 1)
             x = x + layer.out(attended.reshape(rows, shape.heads * shape.head_size))
             gate, up = layer.gate_up(F.rms_norm(x, (shape.hidden,), layer.mlp_norm, eps)).chunk(2, 1)
             x = x + layer.down(F.silu(gate).mul_(up))
@@ -243,7 +247,15 @@ class Decoder:
             self.forward(ids[start : start + PREFILL_CHUNK], cache)
 
     def _mask(self, rows: int, start: int, group: int) -> torch.Tensor:
-        """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i."""
+        """Additive causal mask (queries, keys): row i, ``group`` queries, sees the cache and rows up to i.
+
+        Queries that only fill a block see everything.
+        """
         keys = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK
+        queries = max(2, rows * group)
+        if queries > QUERY_BLOCK:
+            queries = -(-queries // QUERY_BLOCK) * QUERY_BLOCK
+        mask = torch.zeros(queries, keys)
         unseen = torch.arange(keys) > torch.arange(start, start + rows).repeat_interleave(group)[:, None]
-        return torch.zeros(rows * group, keys).masked_fill_(unseen, float("-inf"))
+        mask[: rows * group].masked_fill_(unseen, float("-inf"))
+        return mask
