@@ -19,7 +19,7 @@ from app.answer import Answer
 from app.charts import RoundsChart, rounds_value
 from app.conversation import Conversation, Desk, Refused
 from app.display import LATEX_DELIMITERS, as_html
-from app.events import AT_ONCE, PRIVATE
+from app.events import AT_ONCE, PRIVATE, SIGN_OF_LIFE_EVERY, TICK
 from app.figures import ENDINGS, FiguresPanel, comparison, figures_value
 from app.loading import LoadingRefused, LoadingState
 from app.masthead import loading_strip
@@ -32,10 +32,8 @@ from core.models.memory import gigabytes
 from core.settings import SettingsError
 from core.text import PromptError
 
-TICK = 0.05  # seconds between looks at a reply in progress
 FIGURES_EVERY = 0.25
 PLOT_EVERY = 1.0
-SIGN_OF_LIFE_EVERY = 1.0  # a handler is told that its tab was closed only when it yields
 REPLIES_AT_ONCE = 16  # they wait for the engine here, where they can be stopped and say that they wait
 
 READ, REDLINE = "read", "redline"
