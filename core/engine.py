@@ -191,26 +191,40 @@ class Generation:
             self.prefill_seconds = time.perf_counter() - start
 
     def _finish(self, finish_reason: str, error: str | None) -> None:
-        # From the rounds given out: a round that died half-way has committed tokens nobody saw.
-        emitted = [token for round_ in self._done for token in round_.tokens if token.emitted]
-        text = decode(self._pair.tokenizer, [token.id for token in emitted])
-        prefill = self.prefill_seconds or 0.0
-        self.reply = Reply(
-            token_ids=tuple(token.id for token in emitted),
-            text=text,
-            visible_chars=self._transcript.visible_chars(text),
-            tail=text[sum(len(token.text) for token in emitted) :],
-            finish_reason=finish_reason,
-            error=error,
-            settings=self.settings,
-            pair=self._pair.info,
-            prompt_tokens=self.prompt_tokens,
-            prefill_seconds=prefill,
-            ttft_seconds=prefill + self._done[0].seconds if emitted else None,
-            seconds=prefill + sum(round_.seconds for round_ in self._done),
-            num_rounds=len(self._done),
-            reused_tokens=self.reused_tokens,
-        )
+        self.reply = ended(self, self._pair, self._done, finish_reason, error, self._transcript.visible_chars)
+
+
+def ended(
+    generation: Generation,
+    pair: Pair,
+    rounds: Sequence[Round],
+    finish_reason: str,
+    error: str | None,
+    visible_chars: Callable[[str], int] = len,
+) -> Reply:
+    """The reply of a generation that ended with ``rounds``; ``visible_chars`` of its text are to be shown.
+
+    From the rounds given out: one that died half-way has committed tokens nobody saw.
+    """
+    emitted = [token for round_ in rounds for token in round_.tokens if token.emitted]
+    text = decode(pair.tokenizer, [token.id for token in emitted])
+    prefill = generation.prefill_seconds or 0.0
+    return Reply(
+        token_ids=tuple(token.id for token in emitted),
+        text=text,
+        visible_chars=visible_chars(text),
+        tail=text[sum(len(token.text) for token in emitted) :],
+        finish_reason=finish_reason,
+        error=error,
+        settings=generation.settings,
+        pair=pair.info,
+        prompt_tokens=generation.prompt_tokens,
+        prefill_seconds=prefill,
+        ttft_seconds=prefill + rounds[0].seconds if emitted else None,
+        seconds=prefill + sum(round_.seconds for round_ in rounds),
+        num_rounds=len(rounds),
+        reused_tokens=generation.reused_tokens,
+    )
 
 
 class _Loop:
