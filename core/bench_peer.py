@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from core.models.draft_file import HEAD, load_draft
+from core.models.draft_file import load_draft
 
 
 class Clock(transformers.generation.streamers.BaseStreamer):
@@ -58,18 +58,14 @@ def target_model(folder: Path) -> transformers.PreTrainedModel:
 
 def assistant_model(target: transformers.PreTrainedModel, draft_file: Path) -> transformers.PreTrainedModel:
     """The packed draft as an assistant for ``target``. Raises LoadError where the file cannot be read."""
-    tensors = {
-        name: (value[0] * value[1][:, None] if isinstance(value, tuple) else value)
-        for name, value in load_draft(draft_file).items()
-    }
-    config = target.config.to_dict()
-    config["num_hidden_layers"] = 1 + max(int(n.split(".")[1]) for n in tensors if n.startswith("layers."))
+    draft = load_draft(draft_file)
+    config = target.config.to_dict() | {"num_hidden_layers": draft.layers}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).to(torch.bfloat16).eval()
     embedding = target.get_input_embeddings().weight.detach()
-    own = {name: value for name, value in tensors.items() if name.startswith(("layers.", "norm."))}
+    own = {name: value for name, value in draft.tensors.items() if name.startswith(("layers.", "norm."))}
     model.model.load_state_dict(own | {"embed_tokens.weight": embedding})
-    ids = tensors[HEAD].long().sort().values
-    model.lm_head = TrimmedHead(tensors["proj.weight"].to(torch.bfloat16), embedding, ids)
+    projection = draft.tensors["proj.weight"].to(torch.bfloat16)
+    model.lm_head = TrimmedHead(projection, embedding, draft.head_ids)
     model.generation_config.num_assistant_tokens_schedule = "constant"
     model.generation_config.assistant_confidence_threshold = 0.0
     return model
