@@ -6,7 +6,6 @@ Nothing on the page is fetched from elsewhere: fonts are the system's, scripts a
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -180,18 +179,15 @@ def _follow_offer(loader: Loader, tabs: gr.Tabs, chat: Chat, models: ModelsTab) 
     chat.see_offer.click(see, None, [tabs, *models.choice], **AT_ONCE)
 
 
-def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False, wait: bool = True) -> None:
-    """Serve the page; returns when it is closed, or at once if not told to ``wait``.
-
-    Raises OSError if the port was taken since it was chosen.
-    """
+def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False) -> None:
+    """Begin to serve the page; returns once it answers. Raises OSError if the port was taken meanwhile."""
     gr.set_static_paths([PLOTLY_SCRIPT])
     page.queue(max_size=64, api_open=False).launch(
         server_name=host,
         server_port=port,
         share=share,
         quiet=True,
-        prevent_thread_lock=not wait,
+        prevent_thread_lock=True,
         run_history=False,
         footer_links=[],
         favicon_path=ASSETS / "logo.svg",
@@ -204,15 +200,14 @@ def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False, wait: 
 
 
 def serve(options: Options, port: int, loader: Loader) -> None:
-    """Open the page over what ``loader`` loads. Returns when the page is closed."""
+    """Serve the page over what ``loader`` loads until it is interrupted. Raises OSError as ``launch``."""
     path, notices = place_of_record(options.db, os.environ)
     store = Store(path)
     page = build(Desk(loader, store, options.personal, notices))
     shown = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    print("\n".join((*notices, f"Redline is at http://{shown}:{port}")), flush=True)
     try:
         launch(page, options.host, port, share=options.share)
-    except OSError:
-        sys.exit(f"Port {port} was taken while Redline started: start it again.")
+        print("\n".join((*notices, f"Redline is at http://{shown}:{port}")), flush=True)
+        page.block_thread()
     finally:
         store.close()
