@@ -2,7 +2,7 @@
 
 A ``Kept`` is one sequence as both models have read it: the target's cache, the drafter's state, and
 the ids they stand for. For a new prompt the one that shares the longest prefix of *ids* with it (text is
-never compared) goes on from there; regenerating and editing profit alike. Where the prefix is less than
+never compared) goes on from there; regenerating profits as well. Where the prefix is less than
 half of what is kept, as when two conversations have a system prompt in common, it is copied, and the
 longer one stays as it is. The last one used is always kept, since memory had to hold it anyway; of the others
 the least recently used go when together they hold more than ``limit`` bytes.
