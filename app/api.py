@@ -23,13 +23,11 @@ from typing import Any
 import gradio as gr
 
 from app.conversation import Conversation, Desk, Refused
+from app.events import SIGN_OF_LIFE_EVERY, TICK
 from core.chat import flatten_history
 from core.records import Settings
 from core.settings import SettingsError, parse_settings
 from core.text import PromptError
-
-TICK = 0.05  # seconds between looks at a reply in progress
-SIGN_OF_LIFE_EVERY = 1.0  # a call that was given up is noticed only at a yield
 
 _DEFAULTS = Settings()
 
@@ -135,7 +133,7 @@ def _growing(answer: Any) -> Iterator[str]:
 
 def describe(desk: Desk) -> dict[str, Any]:
     """What runs: ``loaded``, a ``sentence`` on how loading stands and, once loaded, all of ``PairInfo``."""
-    state = desk.loader.state
+    state = desk.loading
     told: dict[str, Any] = {"loaded": state.engine is not None, "sentence": state.sentence}
     if state.engine is not None:
         told |= dataclasses.asdict(state.engine.pair.info)

@@ -14,12 +14,12 @@ from typing import Any
 
 import gradio as gr
 
-from app import choosing, settings_panel
+from app import choosing, settings_panel, zero_gpu
 from app.answer import Answer
 from app.charts import RoundsChart, rounds_value
 from app.conversation import Conversation, Desk, Refused
 from app.display import LATEX_DELIMITERS, as_html
-from app.events import AT_ONCE, PRIVATE
+from app.events import AT_ONCE, PRIVATE, SIGN_OF_LIFE_EVERY, TICK
 from app.figures import ENDINGS, FiguresPanel, comparison, figures_value
 from app.loading import LoadingRefused, LoadingState
 from app.masthead import loading_strip
@@ -32,10 +32,8 @@ from core.models.memory import gigabytes
 from core.settings import SettingsError
 from core.text import PromptError
 
-TICK = 0.05  # seconds between looks at a reply in progress
 FIGURES_EVERY = 0.25
 PLOT_EVERY = 1.0
-SIGN_OF_LIFE_EVERY = 1.0  # a handler is told that its tab was closed only when it yields
 REPLIES_AT_ONCE = 16  # they wait for the engine here, where they can be stopped and say that they wait
 
 READ, REDLINE = "read", "redline"
@@ -147,7 +145,9 @@ class Chat:
             self.clipboard = gr.Textbox(visible="hidden", elem_id="clipboard", label="Text to copy")
         self.loading = gr.HTML("", elem_id="loading", apply_default_css=False)
         with gr.Row(visible=False, elem_id="loading-actions") as self.loading_actions:
-            self.retry = gr.Button("Retry", size="sm", elem_id="retry", min_width=60)
+            self.retry = gr.Button(
+                "Retry", size="sm", elem_id="retry", min_width=60, visible=not zero_gpu.active()
+            )
             self.dismiss = gr.Button("Dismiss", size="sm", elem_id="dismiss", min_width=60)
         with gr.Row(visible=False, elem_id="offer") as self.offer:
             self.offered = gr.HTML("", apply_default_css=False)
@@ -234,7 +234,7 @@ class Chat:
         waiting = "The models are loading." if state.loading else "No models are loaded."
         return {
             self.loading: loading_strip(state),
-            self.loading_actions: gr.update(visible=state.failed),
+            self.loading_actions: gr.update(visible=state.failed and (ready or not zero_gpu.active())),
             self.dismiss: gr.update(visible=ready),
             self.message: gr.update(placeholder="Ask something" if ready else waiting),
             self.send: gr.update(interactive=ready),
@@ -293,8 +293,10 @@ class Chat:
         return answer.text if answer else ""
 
     def load_again(self) -> None:
-        """Try the load that failed once more. Two clicks are one."""
+        """Try the load that failed once more. Two clicks are one. On ZeroGPU it would never reach a GPU."""
         state = self.desk.loader.state
+        if zero_gpu.active():
+            return
         if state.failed and (state.engine is None or self.desk.personal):
             with contextlib.suppress(LoadingRefused):
                 self.desk.loader.start(state.spec)
@@ -434,7 +436,7 @@ class Chat:
         return {self.read: chat_messages(conversation)}
 
     def _status(self, answer: Answer | None) -> str:
-        sentence = "" if answer is None else status(answer, self.desk.engine)
+        sentence = "" if answer is None else status(answer)
         return f"<p role='status'>{as_html(sentence)}</p>" if sentence else ""
 
 
@@ -464,14 +466,14 @@ def value_of(shown: dict, component: Any) -> dict:
     return {"value": shown[component]} if component in shown else {}
 
 
-def status(answer: Answer, engine: Any | None) -> str:
+def status(answer: Answer) -> str:
     """Where the reply stands, in one sentence."""
     if not answer.done.is_set():
         if answer.cancel.is_set():
             return "Stopping."
         if answer.rounds:
             return "Writing."
-        if answer.had_to_wait and engine is not None and engine.busy and answer.prefill_seconds is None:
+        if answer.had_to_wait and answer.reused_tokens is None:  # its turn has not come
             return "Waiting for another reply to end."
         return "Reading the prompt."
     if answer.error or (answer.reply and answer.reply.error):

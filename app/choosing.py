@@ -1,7 +1,7 @@
 """What a person weighs before a pair is loaded: memory needed and free, what has to be downloaded, what fits.
 
-Asks ``core.models`` and knows no component and no page. Nothing here imports torch before a pair was loaded
-or is looked for on a card.
+Asks ``core.models`` and knows no component and no page. Nothing here imports torch before a card or a processor
+is asked what it can.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from app.loading import LoadingState
-from core.models import Progress, checkpoint, memory
+from core.models import checkpoint, memory
 from core.models.catalogue import CATALOGUE, Entry, fitting, spec
 from core.models.checkpoint import is_here
 from core.models.errors import LoadError
-from core.models.spec import CUSTOM, EMBEDDED, PairSpec, SpecError, source_kind
+from core.models.spec import ALONE, CUSTOM, EMBEDDED, PairSpec, SpecError, choose
 
 FORMS = ("quantize", "draft_quantize", "device", "dtype")  # fields of PairSpec that say how a pair runs
 
@@ -26,22 +26,24 @@ def device_of(asked: str) -> str:
 
 def needed_bytes(entry: Entry, how: Mapping[str, str]) -> int:
     """Memory that loading ``entry`` takes at most, where ``how`` maps ``FORMS`` to what was chosen."""
-    return entry.needed_bytes(device_of(how["device"]), how["quantize"], how["draft_quantize"])
+    return entry.needed_bytes(device_of(how["device"]), how["quantize"], how["draft_quantize"], how["dtype"])
 
 
 def chosen(name: str, target: str, draft: str, how: Mapping[str, str]) -> PairSpec:
-    """The pair of that name in the catalogue, or the custom one. Raises SpecError with one sentence."""
+    """The pair of that name, or the one of these two models; without a draft the target writes alone.
+
+    Raises SpecError with one sentence.
+    """
     if name != CUSTOM:
-        return replace(spec(name), **how)
-    target, draft = target.strip(), draft.strip()
-    if not target:
+        asked = {"pair": name}
+    elif target.strip():
+        asked = {"target": target.strip(), "draft": draft.strip() or ALONE}
+    else:
         raise SpecError("Name a target: a hub id (owner/name), a folder, or a .gguf file.")
-    for source in filter(None, (target, draft)):
-        source_kind(source)
-    return PairSpec(name=CUSTOM, target=target, draft=draft or None, **how)
+    return replace(choose(asked, {}), **how)
 
 
-def bytes_to_download(pair: PairSpec, progress: Progress | None = None) -> int:
+def bytes_to_download(pair: PairSpec) -> int:
     """What loading ``pair`` would fetch from the hub; 0 where all of it is on this disk.
 
     Asks the hub about models that the catalogue does not know. Raises LoadError.
@@ -50,15 +52,15 @@ def bytes_to_download(pair: PairSpec, progress: Progress | None = None) -> int:
         missing = [source for source in (pair.target, pair.draft) if source and not is_here(source)]
     except SpecError as error:
         raise LoadError(str(error)) from error
-    return sum(_download_bytes(source, progress) for source in missing)
+    return sum(_download_bytes(source) for source in missing)
 
 
-def _download_bytes(source: str, progress: Progress | None) -> int:
+def _download_bytes(source: str) -> int:
     for entry in CATALOGUE.values():
         for model in (entry.target_model, entry.draft_model):
             if model.repo == source:
                 return model.download_bytes
-    found = checkpoint.inspect(source, progress)
+    found = checkpoint.inspect(source)
     return 0 if found.cached else found.weight_bytes
 
 

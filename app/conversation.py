@@ -20,9 +20,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
 
+from app import zero_gpu
 from app.answer import Answer
 from app.card import locate, token_details
-from app.loading import Loader
+from app.loading import Loader, LoadingState
 from app.token_view import encode_user
 from core.chat import Prompt, as_message, fit_chat, prompt_limit
 from core.metrics import Figures, measured_speedup
@@ -37,6 +38,8 @@ PLAIN_CAPTION = "once more, plainly: the target alone"
 CONVERSATIONS_KEPT = 64  # in memory; older ones come back from the record
 SECONDS_TO_STOP = 15.0
 NOT_LOADED = "The models are not loaded yet."
+NOT_SAID = "The models could not be loaded: whoever runs this page finds the reason in its log."
+RESTART = "Restart the Space to try again."
 
 
 class Refused(Exception):
@@ -143,10 +146,21 @@ class Conversation:
             self._next.release()
 
     def release(self) -> None:
-        """Give the right back. Stops the reply if it is still being written, as when the tab was closed."""
-        if self.writing is not None:
-            self.writing.cancel.set()
-            self.writing.done.wait(SECONDS_TO_STOP)
+        """Give the right back. Stops the reply if it is still being written, as when the tab was closed.
+
+        Returns in time where that reply cannot be stopped yet, as while a GPU is waited for; the right is
+        then given back at its end, so that never two write one conversation.
+        """
+        writing = self.writing
+        if writing is not None:
+            writing.cancel.set()
+            if not writing.done.wait(SECONDS_TO_STOP):
+                threading.Thread(target=self._release_after, args=(writing,), daemon=True).start()
+                return
+        self._claim.release()
+
+    def _release_after(self, answer: Answer) -> None:
+        answer.done.wait()
         self._claim.release()
 
     def leave(self) -> None:
@@ -192,6 +206,17 @@ class Desk:
     def engine(self) -> Any | None:
         """The engine, or None while the pair is not loaded."""
         return self.loader.state.engine
+
+    @property
+    def loading(self) -> LoadingState:
+        """The loader's state as the page may tell it: why a load failed, paths and all, is its owner's."""
+        state = self.loader.state
+        if not state.failed:
+            return state
+        said = [state.sentence if self.personal else NOT_SAID]
+        if zero_gpu.active():
+            said.append(RESTART)  # a pair that is loaded after the launch never reaches a GPU
+        return dataclasses.replace(state, sentence=" ".join(said))
 
     def new(self) -> Conversation:
         return self._keep(Conversation(uuid.uuid4().hex))
@@ -324,7 +349,7 @@ class Desk:
         """What writes the next reply; it writes that one to its end, whatever is loaded meanwhile."""
         state = self.loader.state
         if state.engine is None:
-            raise Refused(NOT_LOADED if state.loading else state.sentence)
+            raise Refused(NOT_LOADED if state.loading else self.loading.sentence)
         return state.engine
 
     def _begin(

@@ -8,15 +8,10 @@ No figure is computed here.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sqlite3
-import tempfile
-import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import gradio as gr
 
@@ -25,6 +20,7 @@ from app.charts import chart_script
 from app.conversation import Desk
 from app.display import as_html
 from app.events import AT_ONCE, PRIVATE
+from app.exports import Exports
 from app.figures import decimal, percent
 from core.domain_table import (
     ALL,
@@ -38,7 +34,6 @@ from core.domain_table import (
     default_choice,
     domain_table,
 )
-from core.export import ExportError, write_csv
 from core.intervals import FEW, Interval
 from core.records import DOMAINS
 from core.stored import StoreError, reading, why_unusable
@@ -93,9 +88,6 @@ NOTHING_YET = (
     "sure that is."
 )
 POOLED = "top-k, top-p, min-p or repetition penalty"
-DOWNLOAD = """() => {
-  (document.querySelector('#domains-file a') || document.querySelector('#domains-file')).click();
-}"""
 # Changed in the browser: the chart's value has every measure.
 SWITCH = "(metric, value) => JSON.stringify({...JSON.parse(value), metric})"
 
@@ -112,7 +104,6 @@ class DomainsTab:
 
     def __init__(self, desk: Desk):
         self.desk = desk
-        self._exports = tempfile.TemporaryDirectory(prefix="redline-domains-")
         with gr.Column(elem_id="domains"):
             self._lay_out()
 
@@ -158,7 +149,7 @@ class DomainsTab:
                 self.export = gr.Button(
                     "Domains (CSV)", size="sm", elem_id="export-domains", min_width=120, scale=0
                 )
-            self.file = gr.DownloadButton("File", visible="hidden", elem_id="domains-file")
+            self._files = Exports("domains-file")
 
     def mount(self, page: gr.Blocks) -> None:
         """Connect the handlers: the record is read whenever the tab is opened (without a tab, the page)."""
@@ -172,7 +163,7 @@ class DomainsTab:
         for dropdown in self.filters:
             dropdown.input(self.show, asked, shown, **ALWAYS_LAST)
         self.metric.input(None, [self.metric, self.chart], self.chart, js=SWITCH, **AT_ONCE)
-        self.export.click(self.write, None, self.file, **PRIVATE).success(None, js=DOWNLOAD, **AT_ONCE)
+        self._files.connect(self.export, self.write)
 
     # ------------------------------------------------------------------ handlers
 
@@ -223,16 +214,7 @@ class DomainsTab:
         """The whole comparison, every combination, as a CSV file."""
         if not self.desk.personal:
             raise gr.Error(NOT_ALONE, print_exception=False)
-        folder = Path(self._exports.name) / uuid.uuid4().hex
-        folder.mkdir()
-        path = folder / f"redline-domains-{time.strftime('%Y%m%d-%H%M%S')}.csv"
-        try:
-            write_csv(self.desk.store, "domains", path)
-        except ExportError as error:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
-            raise gr.Error(str(error), print_exception=False) from None
-        return str(path)
+        return self._files.write(self.desk.store, "domains")
 
 
 # ---------------------------------------------------------------------- filters

@@ -158,7 +158,11 @@ def settle_environment(environment: MutableMapping[str, str], port: int) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve the page until interrupted. Returns the exit status: 2 if it cannot be served."""
+    """Serve the page until interrupted. Returns the exit status: 2 if it cannot be served.
+
+    Ends the process itself where a pair is still being loaded: Python would take the loader's thread down in
+    the middle of native code, which aborts with a core dump.
+    """
     try:
         options = parse_options(arguments, os.environ)
         port, sentence = choose_port(options)
@@ -170,8 +174,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settle_environment(os.environ, port)
     from app.starting import begin
 
-    loader = begin(options.pair)
-    from app.page import serve  # Gradio takes seconds to import, and reads the environment as it is now
+    loader, status = begin(options.pair), 0
+    try:
+        from app.page import serve  # Gradio takes seconds to import, and reads the environment as it is now
 
-    serve(options, port, loader)
-    return 0
+        serve(options, port, loader)
+    except OSError:
+        print(f"Port {port} was taken while Redline started: choose another with --port.", file=sys.stderr)
+        status = 2
+    except KeyboardInterrupt:
+        status = 130
+    if loader.state.loading:
+        sys.stdout.flush()
+        os._exit(status)
+    return status

@@ -112,6 +112,7 @@ class Loader:
             engine = self._load(spec, self._progress)
             self.state = LoadingState("Ready.", 1.0, engine=engine, spec=spec)
         except LoadError as error:
+            log.warning("Loading failed: %s", error)  # a page that is not its owner's alone does not say why
             self.state = LoadingState(str(error), failed=True, engine=before, spec=spec)
         except Exception as error:  # whatever it is, the page must not wait for ever
             log.exception("Loading failed")

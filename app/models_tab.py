@@ -20,8 +20,9 @@ from app.loading import LoadingRefused, LoadingState
 from app.masthead import loading_strip, precision
 from core.auto_k import MOST, AutoK, Costs
 from core.models.catalogue import CATALOGUE, Entry
+from core.models.checkpoint import Checkpoint
 from core.models.errors import LoadError
-from core.models.memory import free_bytes, gigabytes
+from core.models.memory import OVERHEAD, free_bytes, gigabytes
 from core.models.spec import CUSTOM, DEVICES, DTYPES, EMBEDDED, QUANTIZE, PairSpec, SpecError
 from core.records import PairInfo
 
@@ -53,6 +54,7 @@ MEASURE_AGAIN = (
     "The figures on record for this pair came from other weights of the same name: measure it again before "
     "comparing."
 )
+GATES = {True: "gated: the hub asks for a login and consent", False: "not gated"}
 AUTOMATIC = dict.fromkeys(choosing.FORMS, "auto")
 ASK_HUB = "Asking how much there is to download."
 
@@ -168,12 +170,12 @@ class ModelsTab:
             self.unload: gr.update(interactive=state.engine is not None and not state.loading),
             self.measure: gr.update(interactive=can_measure(state)),
             self.load: gr.update(interactive=not state.loading),
-            self.progress: loading_strip(state) if state.loading or state.failed else "",
+            self.progress: self._strip(state),
         }
 
     def refresh(self, name: str, target: str, draft: str, *how: str) -> tuple[str, str]:
         """What changes with time: memory free and held."""
-        return self._running(self.desk.loader.state), facts(name, _how(how))
+        return self._running(self.desk.loading), facts(name, _how(how))
 
     def choose(self, name: str, target: str, draft: str, *how: str) -> dict:
         """Another pair is looked at."""
@@ -181,7 +183,11 @@ class ModelsTab:
             self.facts: facts(name, _how(how)),
             self.custom: gr.update(visible=name == CUSTOM),
             **self.not_now(),
+            self.progress: self._strip(self.desk.loading),  # in place of what was said of another choice
         }
+
+    def _strip(self, state: LoadingState) -> str:
+        return loading_strip(state) if state.loading or state.failed else ""
 
     def _running(self, state: LoadingState) -> str:
         engine = state.engine
@@ -197,20 +203,20 @@ class ModelsTab:
     # ------------------------------------------------------------------ loading
 
     def ask(self, name: str, target: str, draft: str, *how: str) -> Iterator[dict]:
-        """Load the chosen pair, or ask first where gigabytes would be downloaded."""
+        """Load the chosen pair, or ask first: of a download, and always of a pair of one's own."""
         if not self.may_choose:
             return
         try:
             pair = choosing.chosen(name, target, draft, _how(how))
             yield {**self.not_now(), self.progress: f"<p class='quiet'>{ASK_HUB}</p>"}
-            download = choosing.bytes_to_download(pair)
+            question = question_about_own(pair) if name == CUSTOM else question_about(pair)
         except (SpecError, LoadError) as error:
             yield {self.progress: failure(str(error))}
             return
-        if download:
+        if question:
             yield {
                 self.doomed: pair,
-                self.question: f"<p role='alert'>This downloads {gigabytes(download)}.</p>",
+                self.question: question,
                 self.confirm: gr.update(visible=True),
                 self.load: gr.update(visible=False),
                 self.progress: "",
@@ -241,7 +247,7 @@ class ModelsTab:
             self.desk.loader.start(pair)
         except LoadingRefused as error:
             return failure(str(error))
-        return loading_strip(self.desk.loader.state)
+        return loading_strip(self.desk.loading)
 
     def measure_again(self) -> None:
         """Time the passes of the pair that runs, unless a reply is being written with it."""
@@ -369,7 +375,6 @@ def facts(name: str, how: dict[str, str]) -> str:
 
 def _entry_rows(entry: Entry, how: dict[str, str], free: str | None) -> list[tuple[str, str | None]]:
     missing = [source for source in (entry.target, entry.draft) if not choosing.is_here(source)]
-    gate = "gated: the hub asks for a login and consent" if entry.gated else "not gated"
     return [
         ("Target", f"{entry.target} ({billions(entry.target_parameters)})"),
         ("Draft", f"{entry.draft} ({billions(entry.draft_parameters)})"),
@@ -380,8 +385,54 @@ def _entry_rows(entry: Entry, how: dict[str, str], free: str | None) -> list[tup
             "On this disk",
             "all of it" if not missing else "the other model" if len(missing) == 1 else "nothing yet",
         ),
-        ("Licence", f"{entry.licence}, {gate}"),
+        ("Licence", f"{entry.licence}, {GATES[entry.gated]}"),
     ]
+
+
+def question_about(pair: PairSpec) -> str:
+    """What is asked before a pair of the catalogue is loaded, if anything. Raises LoadError."""
+    download = choosing.bytes_to_download(pair)
+    return f"<p role='alert'>This downloads {gigabytes(download)}.</p>" if download else ""
+
+
+def question_about_own(pair: PairSpec) -> str:
+    """What is asked before a pair that no catalogue describes is loaded: what its small files tell of it.
+
+    Raises LoadError for what they tell against it.
+    """
+    from core.models import general  # which imports transformers
+
+    plans = general.plan_models(pair)
+    device = plans[0].device
+    models = [plan.checkpoint for plan in plans]
+    download = sum(model.weight_bytes for model in models if not model.cached)
+    needed, there = sum(plan.need.bytes for plan in plans) + OVERHEAD, free_bytes(device)
+    asked = f"This downloads {gigabytes(download)}." if download else "Nothing is left to download."
+    shown = rows(
+        [
+            *zip(("Target", "Draft"), map(_named_model, models), strict=False),
+            ("Size ratio", _size_ratio([model.parameters for model in models])),
+            ("Memory needed", gigabytes(needed)),
+            ("Memory free", _free(pair.device)),
+            ("Licence", "; ".join(dict.fromkeys(map(_terms, models)))),
+        ]
+    )
+    short = there is not None and needed > there
+    return f"<p role='alert'>{asked}</p>{shown}" + (f"<p class='notice'>{TOO_LITTLE}</p>" if short else "")
+
+
+def _named_model(model: Checkpoint) -> str:
+    return f"{model.name} ({billions(model.parameters)})" if model.parameters else model.name
+
+
+def _size_ratio(parameters: list[int | None]) -> str | None:
+    return f"{parameters[0] / parameters[1]:.1f} : 1" if len(parameters) == 2 and all(parameters) else None
+
+
+def _terms(model: Checkpoint) -> str:
+    """Licence and gating, as far as they are known: a folder knows no gate."""
+    licence = model.licence or "not stated"
+    return licence if model.gated is None else f"{licence}, {GATES[model.gated]}"
 
 
 def _free(device: str) -> str | None:

@@ -6,7 +6,6 @@ Nothing on the page is fetched from elsewhere: fonts are the system's, scripts a
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,15 +41,6 @@ MEASURE = """() => {
   for (const part of above) watcher.observe(part);
 }"""
 
-SERIF = [
-    "Charter",
-    "Iowan Old Style",
-    "Palatino Linotype",
-    "Source Serif 4",
-    "Georgia",
-    "DejaVu Serif",
-    "serif",
-]
 SANS = ["ui-sans-serif", "system-ui", "Segoe UI", "Helvetica Neue", "Arial", "sans-serif"]
 MONO = ["ui-monospace", "SF Mono", "Cascadia Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace"]
 
@@ -149,13 +139,13 @@ def build(desk: Desk) -> gr.Blocks:
         page.load(None, js=MEASURE, **AT_ONCE)
         chat.mount(page)
         domains.mount(page)
-        _watch_loading(page, desk.loader, header, chat, models, panel)
+        _watch_loading(page, desk, header, chat, models, panel)
         _follow_offer(desk.loader, tabs, chat, models)
     return page
 
 
 def _watch_loading(
-    page: gr.Blocks, loader: Loader, header: gr.HTML, chat: Chat, models: ModelsTab, panel: SettingsPanel
+    page: gr.Blocks, desk: Desk, header: gr.HTML, chat: Chat, models: ModelsTab, panel: SettingsPanel
 ) -> None:
     """Keep every open page told of what is loaded and how far loading is, whoever began it."""
     parts = (chat, models, panel)
@@ -163,7 +153,7 @@ def _watch_loading(
     watching = [component for part in parts for component in part.watching]
 
     def look(seen_number: int) -> dict:
-        state = loader.state
+        state = desk.loading
         if state.number == seen_number:
             return {seen: seen_number}
         info = state.engine.pair.info if state.engine is not None else None
@@ -189,18 +179,15 @@ def _follow_offer(loader: Loader, tabs: gr.Tabs, chat: Chat, models: ModelsTab) 
     chat.see_offer.click(see, None, [tabs, *models.choice], **AT_ONCE)
 
 
-def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False, wait: bool = True) -> None:
-    """Serve the page; returns when it is closed, or at once if not told to ``wait``.
-
-    Raises OSError if the port was taken since it was chosen.
-    """
+def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False) -> None:
+    """Begin to serve the page; returns once it answers. Raises OSError if the port was taken meanwhile."""
     gr.set_static_paths([PLOTLY_SCRIPT])
     page.queue(max_size=64, api_open=False).launch(
         server_name=host,
         server_port=port,
         share=share,
         quiet=True,
-        prevent_thread_lock=not wait,
+        prevent_thread_lock=True,
         run_history=False,
         footer_links=[],
         favicon_path=ASSETS / "logo.svg",
@@ -213,15 +200,14 @@ def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False, wait: 
 
 
 def serve(options: Options, port: int, loader: Loader) -> None:
-    """Open the page over what ``loader`` loads. Returns when the page is closed."""
+    """Serve the page over what ``loader`` loads until it is interrupted. Raises OSError as ``launch``."""
     path, notices = place_of_record(options.db, os.environ)
     store = Store(path)
     page = build(Desk(loader, store, options.personal, notices))
     shown = "127.0.0.1" if options.host == "0.0.0.0" else options.host
-    print("\n".join((*notices, f"Redline is at http://{shown}:{port}")), flush=True)
     try:
         launch(page, options.host, port, share=options.share)
-    except OSError:
-        sys.exit(f"Port {port} was taken while Redline started: start it again.")
+        print("\n".join((*notices, f"Redline is at http://{shown}:{port}")), flush=True)
+        page.block_thread()
     finally:
         store.close()

@@ -6,18 +6,14 @@ the chat's; here it is only asked for and confirmed.
 
 from __future__ import annotations
 
-import tempfile
-import time
-import uuid
 from collections.abc import Callable
-from pathlib import Path
 
 import gradio as gr
 
 from app.conversation import Desk
 from app.display import as_html
-from app.events import AT_ONCE, PRIVATE
-from core.export import ExportError, write_csv
+from app.events import AT_ONCE
+from app.exports import Exports
 
 TITLE = "<h2 class='margin-title'>The record</h2>"
 
@@ -28,17 +24,12 @@ EXPORTS = (
     ("tokens", "Tokens"),
 )
 
-DOWNLOAD = (
-    "() => { (document.querySelector('#export-file a') || document.querySelector('#export-file')).click(); }"
-)
-
 
 class RecordPanel:
     """``doomed`` holds what the person is asked about, "one" or "all"; ``yes`` is the button that agrees."""
 
     def __init__(self, desk: Desk):
         self.desk = desk
-        self._exports = tempfile.TemporaryDirectory(prefix="redline-exports-")
         self._lay_out()
 
     def _lay_out(self) -> None:
@@ -58,7 +49,7 @@ class RecordPanel:
                 (gr.Button(label, size="sm", elem_id=f"export-{what}", min_width=60), what)
                 for what, label in EXPORTS
             ]
-        self.file = gr.DownloadButton("File", visible="hidden", elem_id="export-file")
+        self._files = Exports("export-file")
         with gr.Row(elem_id="deletions"):
             self.delete = gr.Button("Delete conversation", size="sm", elem_id="delete", min_width=60)
             self.delete_all = gr.Button(
@@ -73,9 +64,7 @@ class RecordPanel:
     def connect(self, session: gr.State) -> None:
         """Connect all but the deletion itself. ``session`` holds the key of the page's conversation."""
         for button, what in self.exports:
-            button.click(self._exporter(what), [session, self.scope], self.file, **PRIVATE).success(
-                None, js=DOWNLOAD, **AT_ONCE
-            )
+            self._files.connect(button, self._exporter(what), [session, self.scope])
         asked = [self.doomed, self.question, self.confirm]
         self.delete.click(lambda: ask_to_delete("one"), None, asked, **AT_ONCE)
         self.delete_all.click(lambda: ask_to_delete("all"), None, asked, **AT_ONCE)
@@ -97,14 +86,7 @@ class RecordPanel:
             everything = scope == "all" and self.desk.personal
             if not everything and (conversation is None or not conversation.recorded):
                 raise gr.Error("Nothing of this conversation is recorded yet.", print_exception=False)
-            folder = Path(self._exports.name) / uuid.uuid4().hex
-            folder.mkdir()
-            path = folder / f"redline-{what}-{time.strftime('%Y%m%d-%H%M%S')}.csv"
-            try:
-                write_csv(self.desk.store, what, path, None if everything else conversation.key)
-            except ExportError as error:
-                raise gr.Error(str(error), print_exception=False) from None
-            return str(path)
+            return self._files.write(self.desk.store, what, None if everything else conversation.key)
 
         return export
 

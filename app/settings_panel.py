@@ -172,7 +172,7 @@ class SettingsPanel:
         }
 
     def _suggested(self) -> dict:
-        """The fields as the loaded model suggests them; what it does not name is off, as there."""
+        """The fields as the loaded model suggests them; what it does not name is off."""
         engine = self._loader.state.engine
         given = engine.pair.suggested if engine is not None else {}
         off = {"top_k": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1}

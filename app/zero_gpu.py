@@ -30,7 +30,6 @@ from types import ModuleType
 from typing import Any
 
 from core.records import Reply, Round, Settings
-from core.text import decode
 
 log = logging.getLogger(__name__)
 
@@ -203,25 +202,10 @@ class ZeroGpuGeneration:
             self._items.close()
 
     def _finish(self, finish_reason: str, error: str | None) -> None:
-        emitted = [token for round_ in self._done for token in round_.tokens if token.emitted]
-        text = decode(self._pair.tokenizer, [token.id for token in emitted])
-        prefill = self.prefill_seconds or 0.0
-        self.reply = Reply(
-            token_ids=tuple(token.id for token in emitted),
-            text=text,
-            visible_chars=len(text),  # no stop string was completed, or the reply would have come with it
-            tail=text[sum(len(token.text) for token in emitted) :],
-            finish_reason=finish_reason,
-            error=error,
-            settings=self.settings,
-            pair=self._pair.info,
-            prompt_tokens=self.prompt_tokens,
-            reused_tokens=self.reused_tokens or 0,
-            prefill_seconds=prefill,
-            ttft_seconds=prefill + self._done[0].seconds if emitted else None,
-            seconds=prefill + sum(round_.seconds for round_ in self._done),
-            num_rounds=len(self._done),
-        )
+        from core.engine import ended  # not before ``spaces`` imitates CUDA: it imports torch
+
+        # No stop string was completed, or the reply would have come with it: all of the text is shown.
+        self.reply = ended(self, self._pair, self._done, finish_reason, error)
 
 
 def _sentence(exception: Exception) -> str:

@@ -18,7 +18,7 @@ import transformers
 
 from core.models import Progress, quantize
 from core.models.checkpoint import fetch, inspect
-from core.models.draft_file import HEAD, load_draft
+from core.models.draft_file import load_draft
 from core.models.embedded import DRAFT_FILE
 from core.models.spec import EMBEDDED, PairSpec
 from core.records import PairInfo
@@ -81,7 +81,9 @@ def load_model(source: str, form: str, device: str, say: Progress) -> Model:
         how |= dict(
             gguf_file=checkpoint.gguf_file, quantization_config=transformers.GgufConfig(dequantize=True)
         )
-    elif (config := quantize.loading_config(form.replace("llm.int8", "llm-int8"))) is not None:
+    elif (
+        config := quantize.loading_config(form.replace("llm.int8", "llm-int8"), "bfloat16")
+    ) is not None:
         how |= dict(quantization_config=config)
     return transformers.AutoModelForCausalLM.from_pretrained(checkpoint.folder, **how).eval()
 
@@ -95,18 +97,14 @@ def as_assistant(model: Model) -> Model:
 
 def embedded_assistant(target: Model, draft_file: Path) -> Model:
     """The packed draft as an assistant for ``target``. Raises LoadError where the file cannot be read."""
-    tensors = {
-        name: (value[0] * value[1][:, None] if isinstance(value, tuple) else value)
-        for name, value in load_draft(draft_file).items()
-    }
-    config = target.config.to_dict()
-    config["num_hidden_layers"] = 1 + max(int(n.split(".")[1]) for n in tensors if n.startswith("layers."))
+    draft = load_draft(draft_file)
+    config = target.config.to_dict() | {"num_hidden_layers": draft.layers}
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).to(torch.bfloat16).eval()
     embedding = target.get_input_embeddings().weight.detach().cpu()
-    own = {name: value for name, value in tensors.items() if name.startswith(("layers.", "norm."))}
+    own = {name: value for name, value in draft.tensors.items() if name.startswith(("layers.", "norm."))}
     model.model.load_state_dict(own | {"embed_tokens.weight": embedding})
-    ids = tensors[HEAD].long().sort().values
-    model.lm_head = TrimmedHead(tensors["proj.weight"].to(torch.bfloat16), embedding, ids)
+    projection = draft.tensors["proj.weight"].to(torch.bfloat16)
+    model.lm_head = TrimmedHead(projection, embedding, draft.head_ids)
     return as_assistant(model.to(target.device))
 
 

@@ -36,7 +36,8 @@ from core.transcript import Piece, Transcript
 log = logging.getLogger(__name__)
 
 _LOCK_POLL_SECONDS = 0.05  # how often a waiting reply looks whether it was cancelled
-CACHE_BYTES = 512 << 20  # of kept caches; a thousand ids of the embedded pair take some 55 MB
+# Of kept caches beside the last one used; a thousand ids of the embedded pair take some 55 MB.
+CACHE_BYTES = 512 << 20
 
 
 def seeded(seed: int) -> Uniform:
@@ -48,10 +49,10 @@ class Engine:
     """Runs one pair. ``generate`` may be called from any thread; a second reply waits for the first.
 
     ``uniforms`` makes the draws of a reply from its seed; another source lets them be scripted.
-    What was read of earlier prompts and replies is kept, up to ``cache_bytes``, and read no second time
-    where a new prompt begins alike (``core.reuse``); 0 keeps nothing. ``batched`` says whether rounds are
-    played on the models' own device with one wait each (``core.batched``) or step by step on the CPU
-    (``core.rounds``); None leaves it to the pair's devices.
+    What was read of earlier prompts and replies is kept and read no second time where a new prompt begins
+    alike (``core.reuse``): of the last reply, and up to ``cache_bytes`` of those before it; 0 keeps nothing.
+    ``batched`` says whether rounds are played on the models' own device with one wait each
+    (``core.batched``) or step by step on the CPU (``core.rounds``); None leaves it to the pair's devices.
     """
 
     def __init__(
@@ -74,7 +75,7 @@ class Engine:
 
     @property
     def cache_limit(self) -> int:
-        """The most memory that kept caches may hold, in bytes."""
+        """The most memory that kept caches may hold beside the last one used, in bytes."""
         return self._kept.limit
 
     @property
@@ -184,8 +185,9 @@ class Generation:
             log.exception("the reply ended with an error")
             finish, error = "error", f"The reply ended early: {exception or type(exception).__name__}."
         finally:
-            if kept is not None and error is None:
-                # What the caches hold of a round that failed half-way is not known: those are dropped.
+            failed = error is not None or (self._loop is not None and self._loop.error is not None)
+            if kept is not None and not failed:
+                # What the caches hold after a failure is not known, NaN perhaps: those are dropped.
                 self._engine._kept.give_back(kept, self._transcript.ids)
             lock.release()
             if self.reply is None:
@@ -202,26 +204,40 @@ class Generation:
             self.prefill_seconds = time.perf_counter() - start
 
     def _finish(self, finish_reason: str, error: str | None) -> None:
-        # From the rounds given out: a round that died half-way has committed tokens nobody saw.
-        emitted = [token for round_ in self._done for token in round_.tokens if token.emitted]
-        text = decode(self._pair.tokenizer, [token.id for token in emitted])
-        prefill = self.prefill_seconds or 0.0
-        self.reply = Reply(
-            token_ids=tuple(token.id for token in emitted),
-            text=text,
-            visible_chars=self._transcript.visible_chars(text),
-            tail=text[sum(len(token.text) for token in emitted) :],
-            finish_reason=finish_reason,
-            error=error,
-            settings=self.settings,
-            pair=self._pair.info,
-            prompt_tokens=self.prompt_tokens,
-            prefill_seconds=prefill,
-            ttft_seconds=prefill + self._done[0].seconds if emitted else None,
-            seconds=prefill + sum(round_.seconds for round_ in self._done),
-            num_rounds=len(self._done),
-            reused_tokens=self.reused_tokens or 0,
-        )
+        self.reply = ended(self, self._pair, self._done, finish_reason, error, self._transcript.visible_chars)
+
+
+def ended(
+    generation: Generation,
+    pair: Pair,
+    rounds: Sequence[Round],
+    finish_reason: str,
+    error: str | None,
+    visible_chars: Callable[[str], int] = len,
+) -> Reply:
+    """The reply of a generation that ended with ``rounds``; ``visible_chars`` of its text are to be shown.
+
+    From the rounds given out: one that died half-way has committed tokens nobody saw.
+    """
+    emitted = [token for round_ in rounds for token in round_.tokens if token.emitted]
+    text = decode(pair.tokenizer, [token.id for token in emitted])
+    prefill = generation.prefill_seconds or 0.0
+    return Reply(
+        token_ids=tuple(token.id for token in emitted),
+        text=text,
+        visible_chars=visible_chars(text),
+        tail=text[sum(len(token.text) for token in emitted) :],
+        finish_reason=finish_reason,
+        error=error,
+        settings=generation.settings,
+        pair=pair.info,
+        prompt_tokens=generation.prompt_tokens,
+        prefill_seconds=prefill,
+        ttft_seconds=prefill + rounds[0].seconds if emitted else None,
+        seconds=prefill + sum(round_.seconds for round_ in rounds),
+        num_rounds=len(rounds),
+        reused_tokens=generation.reused_tokens,
+    )
 
 
 class _Loop:

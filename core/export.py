@@ -74,7 +74,15 @@ _MADE_WITH = (
     *(f.name for f in fields(PairInfo)),
 )
 _ORIGIN = ("session_id", "reply_id", "kind", "answers_reply_id")
-_ONCE = ("prompt_tokens", "prefill_seconds", "ttft_seconds", "seconds", "finish_reason", "error")
+_ONCE = (
+    "prompt_tokens",
+    "reused_tokens",
+    "prefill_seconds",
+    "ttft_seconds",
+    "seconds",
+    "finish_reason",
+    "error",
+)
 _ROUND = tuple(f.name for f in fields(Round) if f.name not in ("index", "tokens"))
 _TOKEN = tuple(f.name for f in fields(Token))
 _COUNTS = ("drafted", *(fate.value for fate in Fate), "emitted")

@@ -1,7 +1,8 @@
 """The terminal twin: one reply of a pair, streamed, by the same engine call the page makes.
 
     python -m core.generate --prompt TEXT [--system TEXT] [--messages FILE] [--k 3 | --k auto]
-        [--verifier token] [--temperature 0.7] [--top-k N] [--top-p X] [--seed 1] [--max-new-tokens 128]
+        [--verifier token] [--temperature 0.7] [--top-k N] [--top-p X] [--min-p X]
+        [--repetition-penalty X] [--seed 1] [--max-new-tokens 128]
         [--stop TEXT]... [--domain auto] [--show-discarded] [--json]
         [--pair NAME | --target MODEL [--draft MODEL]] [--quantize FORM] [--draft-quantize FORM]
         [--device NAME] [--dtype NAME]
@@ -93,6 +94,8 @@ def parse_request(arguments: Sequence[str] | None = None) -> Request:
         temperature=given.temperature,
         top_k=given.top_k,
         top_p=given.top_p,
+        min_p=given.min_p,
+        repetition_penalty=given.repetition_penalty,
         num_draft_tokens=MOST if auto else given.k,
         auto_draft_tokens=auto,
         max_new_tokens=given.max_new_tokens,
@@ -135,6 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--top-k", default=usual.top_k, metavar="N", help="0 is off (%(default)s)")
     parser.add_argument("--top-p", default=usual.top_p, metavar="X", help="1 is off (%(default)s)")
+    parser.add_argument("--min-p", default=usual.min_p, metavar="X", help="0 is off (%(default)s)")
+    parser.add_argument(
+        "--repetition-penalty", default=usual.repetition_penalty, metavar="X", help="1 is off (%(default)s)"
+    )
     parser.add_argument("--seed", default=1, metavar="N", help="-1 draws one (%(default)s)")
     parser.add_argument("--max-new-tokens", default=128, metavar="N", help="(%(default)s)")
     parser.add_argument(

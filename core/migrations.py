@@ -161,7 +161,7 @@ def m005_any_pair(db: Database) -> None:
     replies.add_column("repetition_penalty", float, not_null_default=1.0)
     replies.add_column("dtype", str, not_null_default="float32")
     replies.add_column("draft_dtype", str, not_null_default="float32")
-    replies.add_column("reused_tokens", int, not_null_default=0)
+    replies.add_column("reused_tokens", int)
     replies.add_column("opening", str, not_null_default="")
 
 

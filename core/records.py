@@ -185,7 +185,7 @@ class Reply:
     ``tail`` is the part of ``text`` that no token's ``text`` holds: the replacement character of
     an unfinished character when a reply is cut there, otherwise empty.
     ``reused_tokens`` counts the leading ids of the prompt that a kept cache already held: prefill read
-    the others, all but the last.
+    the others, all but the last. None for a reply that never had its turn.
     ``ttft_seconds`` runs from the start of prefill to the end of the first round; None when
     nothing was emitted. ``seconds`` is prefill plus all rounds: time a reader of the stream took
     between rounds is not in it.
@@ -204,7 +204,7 @@ class Reply:
     ttft_seconds: float | None
     seconds: float
     num_rounds: int
-    reused_tokens: int = 0
+    reused_tokens: int | None = None
 
     @property
     def visible_text(self) -> str:

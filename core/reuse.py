@@ -2,9 +2,10 @@
 
 A ``Kept`` is one sequence as both models have read it: the target's cache, the drafter's state, and
 the ids they stand for. For a new prompt the one that shares the longest prefix of *ids* with it (text is
-never compared) goes on from there; regenerating and editing profit alike. Where the prefix is less than
+never compared) goes on from there; regenerating profits as well. Where the prefix is less than
 half of what is kept, as when two conversations have a system prompt in common, it is copied, and the
-longer one stays as it is. The least recently used go when together they hold more than ``limit`` bytes.
+longer one stays as it is. The last one used is always kept, since memory had to hold it anyway; of the others
+the least recently used go when together they hold more than ``limit`` bytes.
 
 Knows no text, no conversation and no lock: the engine uses it while it holds its own.
 """
@@ -53,7 +54,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class KeptCaches:
-    """The kept sequences of one pair, the most recently used last."""
+    """The kept sequences of one pair, the most recently used last; with a ``limit`` of 0 nothing is kept."""
 
     def __init__(self, target: Scorer, drafter: Drafter | None, limit: int):
         self.limit = limit
@@ -82,7 +83,9 @@ class KeptCaches:
 
     def give_back(self, kept: Kept, ids: Sequence[int]) -> None:
         """Keeps a sequence whose models have read a beginning of ``ids``, and nothing else."""
+        if not self.limit:
+            return
         kept.ids = list(ids[: kept.cache.length])
-        self._kept.append(kept)
-        while self._kept and (len(self._kept) > MAX_KEPT or self.nbytes > self.limit):
+        while self._kept and (len(self._kept) >= MAX_KEPT or self.nbytes > self.limit):
             self._kept.pop(0)
+        self._kept.append(kept)

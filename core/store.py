@@ -376,9 +376,9 @@ class Store:
         return self._read(lambda connection: summaries(connection, limit, client), ())
 
     def changed_since_measured(self, info: PairInfo) -> bool:
-        """Whether the newest reply on record of a pair of these names came from other weights.
+        """Whether what is on record of a pair of these names was measured with other weights only.
 
-        Its figures are then not the present pair's. False where the record cannot be read.
+        Those figures are then not the present pair's. False where the record cannot be read.
         """
         return self._read(lambda connection: measured_with_others(connection, info), False)
 

@@ -54,7 +54,7 @@ class StoredReply:
     pair: PairInfo
     opening: str
     prompt_tokens: int
-    reused_tokens: int
+    reused_tokens: int | None
     prefill_seconds: float | None
     ttft_seconds: float | None
     seconds: float | None
@@ -291,13 +291,21 @@ def summaries(
 
 
 def measured_with_others(connection: sqlite3.Connection, info: PairInfo) -> bool:
-    """Whether the newest reply of a pair of these names came from other weights than ``info`` names."""
-    row = connection.execute(
-        "SELECT target_fingerprint, draft_fingerprint FROM replies WHERE target = ? AND draft = ? "
-        "ORDER BY created DESC, rowid DESC LIMIT 1",
-        [info.target, info.draft],
-    ).fetchone()
-    return row is not None and tuple(row) != (info.target_fingerprint, info.draft_fingerprint)
+    """Whether pairs of these names were measured, but never with the weights that ``info`` names.
+
+    Measured are rounds that drafted; of a target alone, all.
+    """
+    rows = connection.execute(
+        """
+        SELECT DISTINCT target_fingerprint, draft_fingerprint FROM replies
+        WHERE target = :target AND draft = :draft AND EXISTS (
+            SELECT 1 FROM rounds WHERE reply_id = replies.id AND (num_draft_tokens > 0 OR :draft = '')
+        )
+        """,
+        {"target": info.target, "draft": info.draft},
+    )
+    measured = {tuple(row) for row in rows}
+    return bool(measured) and (info.target_fingerprint, info.draft_fingerprint) not in measured
 
 
 def why_unusable(path: Path, error: Exception) -> str:

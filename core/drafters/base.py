@@ -24,7 +24,10 @@ class Drafter(Protocol):
         """The state of a sequence of which nothing was read."""
 
     def prefill(self, ids: Sequence[int], state: Cache, stop: Stop | None = None) -> None:
-        """Reads ``ids``, the leading ids of the sequence, from where ``state`` has got to."""
+        """Reads ``ids``, the leading ids of the sequence, from where ``state`` has got to.
+
+        Nothing where they leave no room to draft in the drafter's context.
+        """
 
     def draft(
         self,

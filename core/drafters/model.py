@@ -40,7 +40,8 @@ class ModelDrafter:
         return self.model.new_cache()
 
     def prefill(self, ids: Sequence[int], state: Cache, stop: Stop | None = None) -> None:
-        self.model.prefill(self._readable(ids[state.length : self.context_length]), state, stop)
+        if len(ids) < self.context_length:  # beyond it nothing will be drafted
+            self.model.prefill(self._readable(ids[state.length :]), state, stop)
 
     def draft(
         self,

@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of one pass
+
 Stop = Callable[[], bool]  # asked between the chunks of a long prompt; True ends the reading there
 
 

@@ -1,8 +1,8 @@
 """Pairs that are known to go together, with what a person wants to know before downloading gigabytes.
 
 Each model is described by its published ``config.json``; parameters, memory and download sizes are computed
-from that. Knows nothing of what is on this machine, downloads nothing, and imports neither torch nor
-transformers.
+from that. Knows nothing of what is on this machine, downloads nothing, and imports neither torch
+(but to ask what a processor can) nor transformers.
 
 Run: ``python -m core.models.catalogue`` prints the table.
 """
@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from core.models.memory import OVERHEAD, Size, gigabytes, needed_bytes, size_of
-from core.models.spec import EMBEDDED, PairSpec, SpecError, automatic_form, embedded_spec
+from core.models.memory import OVERHEAD, Size, choose_dtype, gigabytes, needed_to_load, size_of
+from core.models.spec import EMBEDDED, PairSpec, SpecError, embedded_spec, settled_form
 
-FORMS = ("none", "llm-int8", "int8", "nf4")  # those a page shows memory for; what stays wide is in 16 bits
-WIDE = "bfloat16"
 PUBLISHED_BYTES = 2  # a weight, as all of these are published
 
 
@@ -40,19 +38,13 @@ class Model:
         twice = self.config["vocab_size"] * self.config["hidden_size"] if self.head_published else 0
         return PUBLISHED_BYTES * (self.size.parameters + twice)
 
-    def needed(self, form: str) -> int:
-        """Bytes with room for a conversation (``core.models.memory``)."""
-        needed = needed_bytes(self.config, form, WIDE)
+    def needed_to_load(self, form: str, device: str, draft: bool, dtype: str = "auto") -> int:
+        """The most bytes it takes on "cpu" or "cuda", in forms and types of ``core.models.spec``."""
+        bytes_16bit = 2 * self.size.parameters
+        form = settled_form(form, device, draft, bytes_16bit)
+        needed = needed_to_load(self.config, form, choose_dtype(dtype, device, bytes_16bit))
         assert needed is not None
         return needed
-
-    def needed_to_load(self, form: str, device: str, draft: bool) -> int:
-        """The most bytes it takes; the project's own forms are packed from weights that are whole at first.
-        """
-        if form == "auto":
-            form = automatic_form(device, draft, PUBLISHED_BYTES * self.size.parameters)
-        packed = device == "cpu" and form in ("int8", "int4")
-        return max(self.needed(one) for one in ({form, "none"} if packed else {form}))
 
 
 def _config(
@@ -127,8 +119,6 @@ class Entry:
     draft_model: Model
     licence: str = "Apache-2.0"
     gated: bool = False
-    quantize: str = "auto"
-    draft_quantize: str = "auto"
 
     @property
     def target(self) -> str:
@@ -152,30 +142,17 @@ class Entry:
         return self.target_parameters / self.draft_parameters
 
     @property
-    def target_bytes(self) -> dict[str, int]:
-        """Memory by form of ``FORMS``, with room for a conversation of ``memory.CONTEXT`` tokens."""
-        return {form: self.target_model.needed(form) for form in FORMS}
-
-    @property
-    def draft_bytes(self) -> dict[str, int]:
-        """As ``target_bytes``, of the draft."""
-        return {form: self.draft_model.needed(form) for form in FORMS}
-
-    @property
-    def cache_bytes(self) -> int:
-        """What 1,000 tokens of a kept conversation hold, target and draft together."""
-        return sum(model.size.kept(1000, WIDE) for model in (self.target_model, self.draft_model))
-
-    @property
     def download_bytes(self) -> int:
         """The weights of both, as published."""
         return self.target_model.download_bytes + self.draft_model.download_bytes
 
-    def needed_bytes(self, device: str, quantize: str = "auto", draft_quantize: str = "auto") -> int:
-        """The most memory that loading the pair takes on "cuda" or "cpu", in forms of ``spec.QUANTIZE``."""
+    def needed_bytes(
+        self, device: str, quantize: str = "auto", draft_quantize: str = "auto", dtype: str = "auto"
+    ) -> int:
+        """The most memory that the pair takes on "cuda" or "cpu": as ``Model.needed_to_load``."""
         return (
-            self.target_model.needed_to_load(quantize, device, draft=False)
-            + self.draft_model.needed_to_load(draft_quantize, device, draft=True)
+            self.target_model.needed_to_load(quantize, device, False, dtype)
+            + self.draft_model.needed_to_load(draft_quantize, device, True, dtype)
             + OVERHEAD
         )
 
@@ -215,8 +192,6 @@ def spec(name: str) -> PairSpec:
         name=entry.name,
         target=entry.target,
         draft=entry.draft,
-        quantize=entry.quantize,
-        draft_quantize=entry.draft_quantize,
     )
 
 

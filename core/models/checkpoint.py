@@ -17,8 +17,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from core.models import Progress, hub
-from core.models.embedded import prepare_embedded, target_fingerprint
+from core.models import Progress, hub, silent
+from core.models.embedded import NAME, prepare_embedded, target_fingerprint
 from core.models.errors import LoadError
 from core.models.gguf_header import read_header
 from core.models.memory import gigabytes, size_of
@@ -74,7 +74,7 @@ class Checkpoint:
     def name(self) -> str:
         """What people call it: the last part of its source."""
         if self.kind == "embedded":
-            return "SmolLM2-135M-Instruct"
+            return NAME
         if self.kind == "hub":
             return hub_id(self.source)[0].split("/")[1]
         return Path(self.gguf_file).stem if self.gguf_file else self.folder.name
@@ -85,17 +85,12 @@ class Checkpoint:
         return sum(file.size for file in self.weights)
 
 
-def _silent(sentence: str, fraction: float | None) -> None:
-    """Where nobody watches."""
-
-
-def inspect(source: str, progress: Progress | None = None) -> Checkpoint:
+def inspect(source: str, progress: Progress = silent) -> Checkpoint:
     """What ``source`` is; of a hub's model only small files are fetched, of the embedded one all (it is
     small).
 
     Raises LoadError for what is not there, not whole, or cannot be used: adapters, pickle, code of its own.
     """
-    progress = progress or _silent
     try:
         kind = source_kind(source)
     except SpecError as error:
@@ -309,13 +304,12 @@ def _licence(folder: Path) -> str | None:
 # --- Weights -----------------------------------------------------------------------------------------------
 
 
-def fetch(checkpoint: Checkpoint, progress: Progress | None = None) -> Checkpoint:
+def fetch(checkpoint: Checkpoint, progress: Progress = silent) -> Checkpoint:
     """The checkpoint with its weights on this disk, checked to be whole; downloads what is missing from the
     hub.
 
     What was fetched stays after an interruption. Raises LoadError.
     """
-    progress = progress or _silent
     if checkpoint.gguf_file is not None:
         return checkpoint  # reading its header has seen every tensor's place
     paths = [checkpoint.folder / file.name for file in checkpoint.weights]
@@ -332,14 +326,13 @@ def fetch(checkpoint: Checkpoint, progress: Progress | None = None) -> Checkpoin
     return replace(checkpoint, cached=True)
 
 
-def fingerprint(checkpoint: Checkpoint, progress: Progress | None = None) -> str:
+def fingerprint(checkpoint: Checkpoint, progress: Progress = silent) -> str:
     """SHA-256 (hexadecimal) over the content of the weights: a single file's own, else over those of all
     files.
 
     Of a hub's files the hub says it; local ones are read once and remembered by path, size and time of
     change, so that a changed file gives another fingerprint. Raises LoadError.
     """
-    progress = progress or _silent
     if checkpoint.kind == "embedded":
         return target_fingerprint(checkpoint.folder)
     return combined(

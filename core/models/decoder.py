@@ -26,14 +26,16 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from core.models.base import Stop
+from core.models.base import PREFILL_CHUNK, Stop
 from core.models.linear import Linear
 
-PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of one pass
 # Attention always runs over whole blocks of keys, the surplus masked: the sums over keys then have
 # the same structure for a token whether it is scored alone or with others behind it, and come out
 # bit-equal (measured: 64 and 128 are not enough, see docs/LOG.md).
 KEY_BLOCK = 256
+# The attention kernel takes the queries in blocks of 32, 64 or 256; a last block of one query goes another
+# way through the matrix product and comes out with other bits.
+QUERY_BLOCK = 32
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # model types of Hugging Face configs
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # their frequencies do not depend on the length
 
@@ -114,9 +116,10 @@ class KVCache:
 
     def fork(self, length: int) -> KVCache:
         copy = KVCache(self._shape, self._device, self._dtype)
-        length = copy.length = min(self.length, length)
+        length = min(self.length, length)
         copy.reserve(length)
         copy.buffer[:, :length] = self.buffer[:, :length]
+        copy.length = length
         return copy
 
     def reserve(self, length: int) -> None:
@@ -311,8 +314,9 @@ class Decoder:
             # The query heads that share a key head become rows of one product.
             query = qkv[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
             query = query.reshape(1, kv_heads, rows * group, size).to(self.dtype)
+            query = F.pad(query, (0, 0, 0, mask.shape[0] - rows * group))
             attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-            attended = attended.view(kv_heads, rows, group, size).transpose(0, 1)
+            attended = attended[0, :, : rows * group].reshape(kv_heads, rows, group, size).transpose(0, 1)
             x.add_(layer.out(attended.reshape(rows, heads * size)))
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, 1)
             x.add_(layer.down(F.silu(gate).mul_(up)))
@@ -353,7 +357,14 @@ class Decoder:
             self.forward(ids[start : start + PREFILL_CHUNK], cache)
 
     def _mask(self, rows: int, start: int, group: int) -> torch.Tensor:
-        """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i."""
+        """Additive causal mask (queries, keys): row i, ``group`` queries, sees the cache and rows up to i.
+
+        Queries that only fill a block see everything.
+        """
         keys = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK
         unseen = torch.full((rows, keys), float("-inf"), device=self.device, dtype=self.dtype)
-        return unseen.triu_(start + 1).repeat_interleave(group, 0)
+        unseen = unseen.triu_(start + 1).repeat_interleave(group, 0)
+        queries = max(2, rows * group)
+        if queries > QUERY_BLOCK:
+            queries = -(-queries // QUERY_BLOCK) * QUERY_BLOCK
+        return F.pad(unseen, (0, 0, 0, queries - rows * group))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,7 +26,20 @@ from core.models.errors import LoadError
 SCALE = ".scale"  # suffix of the tensor that holds a matrix's row scales
 HEAD = "head_token_ids"
 
-Weights = dict[str, "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"]
+
+@dataclass(frozen=True)
+class UnpackedDraft:
+    """A draft as it was before packing, but for rounding.
+
+    ``tensors`` are float32 by their names in the file; ``head_ids`` (n,) int64, ascending, are the ids that
+    the head scores. ``metadata`` is what the file says of itself: kind, target, origin, licence, alpha, and
+    fingerprint (SHA-256, hexadecimal, over all tensors).
+    """
+
+    tensors: dict[str, torch.Tensor]
+    layers: int
+    head_ids: torch.Tensor
+    metadata: dict[str, str]
 
 
 def pack_draft(src: Path | str, dst: Path | str, **metadata: str) -> None:
@@ -52,27 +66,19 @@ def pack_draft(src: Path | str, dst: Path | str, **metadata: str) -> None:
     save_file(packed, dst, kept | metadata | {"fingerprint": _fingerprint(packed)})
 
 
-def load_draft(path: Path | str) -> Weights:
-    """The packed draft's tensors: a matrix as (int8 [out, in], float32 scale [out]), a vector as
-    float32, ``head_token_ids`` as int32, by their names in the file.
-
-    Raises LoadError where the file is missing, damaged or of another kind.
-    """
+def load_draft(path: Path | str) -> UnpackedDraft:
+    """The packed draft, unpacked. Raises LoadError where the file is missing, damaged or of another kind."""
     path = Path(path)
-    tensors, metadata = _read(path)
-    if metadata.get("fingerprint") != _fingerprint(tensors):
+    packed, metadata = _read(path)
+    if metadata.get("fingerprint") != _fingerprint(packed):
         raise LoadError(f"The draft {path} is damaged or was not packed by Redline: fetch it anew.")
-    return {
-        name: (tensor, tensors[name + SCALE]) if name + SCALE in tensors else tensor
-        for name, tensor in tensors.items()
-        if not name.endswith(SCALE)
+    tensors = {
+        name: tensor * packed[name + SCALE][:, None] if name + SCALE in packed else tensor
+        for name, tensor in packed.items()
+        if name != HEAD and not name.endswith(SCALE)
     }
-
-
-def draft_metadata(path: Path | str) -> dict[str, str]:
-    """What the file says of itself: kind, layers, target, origin, licence, alpha, and fingerprint
-    (SHA-256, hexadecimal, over all tensors). Raises LoadError."""
-    return _read(Path(path))[1]
+    layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
+    return UnpackedDraft(tensors, layers, packed[HEAD].long().sort().values, metadata)
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -106,7 +112,7 @@ def main() -> None:
     options = vars(parser.parse_args())
     try:
         pack_draft(options.pop("src"), dst := options.pop("dst"), **options)
-        print(f"{dst}: {dst.stat().st_size:,} bytes, fingerprint {draft_metadata(dst)['fingerprint']}")
+        print(f"{dst}: {dst.stat().st_size:,} bytes, fingerprint {load_draft(dst).metadata['fingerprint']}")
     except LoadError as error:
         sys.exit(str(error))
 

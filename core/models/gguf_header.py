@@ -30,24 +30,30 @@ def read_header(path: Path) -> Header:
     """Raises LoadError where the file is damaged, is no model, is one part of several, or holds an
     architecture that the installed transformers cannot read from GGUF. Takes seconds for a large vocabulary.
     """
-    from gguf import GGUFReader, LlamaFileType
-    from transformers.integrations import GGUF_CONFIG_MAPPING
-
     try:
-        reader = GGUFReader(path)
-        said = {
-            name: field.contents()
-            for name, field in reader.fields.items()
-            if field.types and len(field.data) == 1
-        }
-        tokens = reader.get_field("tokenizer.ggml.tokens")
-        architecture = said["general.architecture"]
-        parameters = sum(math.prod(int(size) for size in tensor.shape) for tensor in reader.tensors)
-        tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
+        return _header(path)
+    except LoadError:
+        raise
     except OSError as error:
         raise LoadError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from error
     except Exception as error:  # the reader trusts the file: a damaged one fails anywhere in it
         raise LoadError(f"{path.name} is no GGUF file or was not fetched whole: fetch it again.") from error
+
+
+def _header(path: Path) -> Header:
+    from gguf import GGUFReader, LlamaFileType
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+
+    reader = GGUFReader(path)
+    said = {
+        name: field.contents()
+        for name, field in reader.fields.items()
+        if field.types and len(field.data) == 1
+    }
+    tokens = reader.get_field("tokenizer.ggml.tokens")
+    architecture = said["general.architecture"]
+    parameters = sum(math.prod(int(size) for size in tensor.shape) for tensor in reader.tensors)
+    tied = all(tensor.name != "output.weight" for tensor in reader.tensors)
     if said.get("split.count", 1) > 1:
         raise LoadError(
             f"{path.name} is part of {said['split.count']} files: join them first (llama-gguf-split --merge)."

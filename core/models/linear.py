@@ -3,7 +3,7 @@
 Every form is a callable ``(rows, in) -> (rows, out)``, floating, that takes the decoder's activations and
 gives the dtype its kernel gives: what follows takes it as it comes, which saves a conversion. In int8 and
 int4 row i depends on input row i alone, bit for bit and at every row count (docs/ENGINE.md, rule 13: a
-verification pass must score a token as a one-row pass would). ``row_dependence`` measures that.
+verification pass must score a token as a one-row pass would). ``core.models.rows`` measures that.
 
 - ``dense``: the weights as they are, float32 or 16 bits.
 - ``int8``: symmetric int8 weights with one scale an output row, activations quantised with one
@@ -167,28 +167,3 @@ def best_form(form: str) -> str:
     if {"int4": _supports_int4, "int8": _supports_int8}[form]():
         return form
     return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
-
-
-def row_dependence(
-    linear: Linear,
-    in_features: int,
-    max_rows: int,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> float:
-    """The largest difference any earlier row shows when the last row's input grows a hundredfold.
-
-    Every row count from 2 to ``max_rows`` is tried, and each row is compared with its own one-row
-    product too; 0.0 means bit-equal throughout.
-    """
-    x = torch.randn(max_rows, in_features, generator=torch.Generator().manual_seed(0)).to(device, dtype)
-    worst = 0.0
-    single = torch.cat([linear(x[i : i + 1]) for i in range(max_rows)])
-    for rows in range(2, max_rows + 1):
-        calm = linear(x[:rows])
-        loud_input = x[:rows].clone()
-        loud_input[-1] *= 100
-        loud = linear(loud_input)
-        for difference in (calm[:-1] - loud[:-1], calm - single[:rows]):
-            worst = max(worst, difference.abs().max().item())
-    return worst

@@ -1,7 +1,8 @@
 """How much memory a model needs, how much is free, and a refusal in words where the first is more.
 
 Counts parameters from a model's configuration; the sums are estimates on the careful side, never measured
-here. Knows nothing of where models come from or of how they are loaded, and imports torch only to ask a card.
+here. Knows nothing of where models come from or of how they are loaded, and imports torch only to ask a
+card or a processor.
 
 Run: ``python -m core.models.memory`` prints what is free.
 """
@@ -20,6 +21,11 @@ from core.models.errors import LoadError
 # group; the rest is for alignment and for what a kernel keeps beside them. "none" is as wide as the dtype.
 WEIGHT_BYTES = {"nf4": 0.55, "int4": 0.65, "llm-int8": 1.05, "int8": 1.1}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+PACKED = ("int8", "int4")  # the project's own forms
+
+# On a processor with bfloat16 products, models above this many bytes (in 16 bits) run in bfloat16.
+# Smaller ones run in float32, whose rounding is so small that a row hardly depends on its neighbours.
+LARGE = 1e9
 
 CONTEXT = 4096  # tokens of conversation that a pair should have room for
 OVERHEAD = 400_000_000  # activations, logits, workspaces of kernels: per pair
@@ -93,10 +99,53 @@ def needed_bytes(
     size = size_of(config)
     if size is None:
         return None if parameters is None else round(parameters * WEIGHT_BYTES.get(form, DTYPE_BYTES[dtype]))
+    return size.weights(form, dtype) + _cache_bytes(size, config, dtype, context)
+
+
+def _cache_bytes(size: Size, config: Mapping[str, object], dtype: str, context: int) -> int:
     holds = config.get("max_position_embeddings")
     if isinstance(holds, int) and holds > 0:
         context = min(context, holds)
-    return size.weights(form, dtype) + size.kept(context, dtype)
+    return size.kept(context, dtype)
+
+
+def choose_dtype(asked: str, device: str, bytes_16bit: int | None) -> str:
+    """The type ("float32", ...) of activations and of weights that are not quantised; ``asked`` is one of
+    ``core.models.spec.DTYPES``, ``bytes_16bit`` the size of a model's weights in 16 bits, None where unknown.
+    """
+    if asked != "auto":
+        return asked
+    if device == "cuda":
+        return "bfloat16"
+    large = bytes_16bit is not None and bytes_16bit > LARGE
+    return "bfloat16" if large and has_bfloat16() else "float32"
+
+
+def has_bfloat16() -> bool:
+    """Whether this processor has bfloat16 products."""
+    import torch
+
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def needed_to_load(
+    config: Mapping[str, object],
+    form: str,
+    dtype: str,
+    parameters: int | None = None,
+    stored_bytes: int | None = None,
+) -> int | None:
+    """The most bytes that a model takes, from loading to a conversation, as ``needed_bytes`` counts them.
+
+    The project's own forms are packed from weights that are whole at first. ``stored_bytes`` is the size of
+    weights that come quantised and stay so. None where nothing is known of the model.
+    """
+    if stored_bytes is not None:
+        size = size_of(config)
+        return stored_bytes + (_cache_bytes(size, config, dtype, CONTEXT) if size else 0)
+    forms = {form, "none"} if form in PACKED else {form}
+    sizes = [needed_bytes(config, one, dtype, parameters=parameters) for one in forms]
+    return None if None in sizes else max(sizes)
 
 
 def free_bytes(device: str) -> int | None:
@@ -151,11 +200,14 @@ def _left(folder: Path, limit: str, used: str) -> int | None:
 
 @dataclass(frozen=True)
 class Need:
-    """One model of a pair: its name for people, its form, and its bytes (``needed_bytes``)."""
+    """One model of a pair: its name for people, its form, its bytes (``needed_to_load``), and what to ask for
+    so that it is smaller, where there is such a form.
+    """
 
     model: str
     form: str
     bytes: int
+    smaller: str | None = None
 
 
 def check(needs: Sequence[Need], device: str, free: int | None = None) -> None:
@@ -172,7 +224,8 @@ def check(needs: Sequence[Need], device: str, free: int | None = None) -> None:
         f"{need.model} about {gigabytes(need.bytes)} ({'unquantised' if need.form == 'none' else need.form})"
         for need in needs
     )
-    smaller = " quantise (--quantize nf4)," if any(need.form == "none" for need in needs) else ""
+    forms = " ".join(need.smaller for need in needs if need.smaller)
+    smaller = f" quantise ({forms})," if forms else ""
     raise LoadError(
         f"There is too little memory: {each} would need {gigabytes(total)} with room to work, and "
         f"{gigabytes(free)} are free {place}; choose a smaller model,{smaller} or close what else uses it."

@@ -17,13 +17,16 @@ from safetensors.torch import load_file
 from core.auto_k import Costs
 from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
-from core.models import Progress
+from core.models import Progress, silent
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
-from core.models.draft_file import HEAD, draft_metadata, load_draft
-from core.models.linear import FORMS, best_form, row_dependence
+from core.models.draft_file import load_draft
+from core.models.embedded import NAME
+from core.models.linear import FORMS, best_form
+from core.models.memory import PACKED
+from core.models.rows import row_dependence
+from core.models.spec import EMBEDDED
 from core.records import PairInfo, Settings
-from core.settings import MAX_DRAFT_TOKENS
 from core.text import end_token_ids
 
 
@@ -48,30 +51,39 @@ class Pair:
     acceptance: float = 0.5
 
 
+# What ``PairInfo`` says of the draft where there is none.
+NO_DRAFT = dict(
+    draft="",
+    draft_fingerprint="",
+    draft_quantization="none",
+    draft_dtype="",
+    draft_context_length=0,
+    drafter="plain",
+)
+
+
 def build_embedded_pair(
-    folder: Path, draft_file: Path, target_fingerprint: str, progress: Progress | None = None
+    folder: Path, draft_file: Path, target_fingerprint: str, progress: Progress = silent
 ) -> Pair:
     """The embedded pair from a converted Hugging Face folder and a packed draft.
 
     Where the processor can, layers run in 4 bits (the target's on the levels of the file they came
     from) and heads in int8 (``core.models.linear``).
     """
-    say = progress or (lambda sentence, fraction: None)
-    say("Reading the target's weights", None)
+    progress("Reading the target's weights", None)
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     shape = DecoderShape.from_config(config)
     embedding = tensors["model.embed_tokens.weight"]
-    say("Packing the weights for this processor", None)
+    progress("Packing the weights for this processor", None)
     form, head_form = best_form("int4"), best_form("int8")
     target = Decoder.from_tensors(shape, tensors, FORMS[form], embedding, FORMS[head_form](embedding))
-    draft, head_ids, draft_fingerprint = distilled_draft(draft_file, shape, embedding, form, head_form)
-    say("Checking that rows are scored independently", None)
-    note = _exactness_note(target)
-    drafter = ModelDrafter(draft, head_ids)
-    say("Warming up", None)
+    drafter, about_draft = distilled_draft(draft_file, shape, embedding, form, head_form)
+    progress("Checking that rows are scored independently", None)
+    exactness = row_dependence(_first_layer(target)).sentence
+    progress("Warming up", None)
     warm_up(target, drafter)
-    say("Reading the tokenizer", None)
+    progress("Reading the tokenizer", None)
     # Not AutoTokenizer, which gives the same here but imports model code for a second first.
     from transformers import PreTrainedTokenizerFast
 
@@ -79,18 +91,14 @@ def build_embedded_pair(
     generation = json.loads((folder / "generation_config.json").read_text())
     return Pair(
         info=PairInfo(
-            pair="embedded",
-            target="SmolLM2-135M-Instruct",
-            draft=f"distilled, {draft.shape.layers} layers",
+            pair=EMBEDDED,
+            target=NAME,
             target_fingerprint=target_fingerprint,
-            draft_fingerprint=draft_fingerprint,
-            quantization=form,
-            draft_quantization=form,
+            quantization=_shown(form),
             device="cpu",
-            drafter=ModelDrafter.name,
             context_length=shape.context_length,
-            draft_context_length=draft.shape.context_length,
-            exactness_note=note,
+            exactness_note=exactness,
+            **about_draft,
         ),
         tokenizer=tokenizer,
         target=target,
@@ -114,37 +122,40 @@ def warm_up(target: Scorer, drafter: ModelDrafter) -> None:
 
 def distilled_draft(
     file: Path, target: DecoderShape, embedding: torch.Tensor, form: str, head_form: str
-) -> tuple[Decoder, torch.Tensor, str]:
-    """The packed draft as a decoder over the target's embedding, its head's ids and its fingerprint.
+) -> tuple[ModelDrafter, dict[str, str | int]]:
+    """The packed draft over the target's embedding, and the fields of ``PairInfo`` about it.
 
-    ``target`` is the shape of the model it was made for, ``embedding`` that model's, (vocabulary, hidden).
+    ``target`` is the shape of the model it was made for, ``embedding`` that model's, (vocabulary, hidden);
+    forms are those of ``core.models.linear``. Raises LoadError.
     """
-    packed = load_draft(file)
-    tensors = {
-        name: value[0] * value[1][:, None] if isinstance(value, tuple) else value
-        for name, value in packed.items()
-    }
-    layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
-    head_ids = tensors[HEAD].long().sort().values
-    project = FORMS[head_form](tensors["proj.weight"])
-    score = FORMS[head_form](embedding[head_ids])
-    shape = replace(target, layers=layers)
+    draft = load_draft(file)
+    project = FORMS[head_form](draft.tensors["proj.weight"])
+    score = FORMS[head_form](embedding[draft.head_ids])
     decoder = Decoder.from_tensors(
-        shape, tensors, FORMS[form], embedding, lambda hidden: score(project(hidden)), "", len(head_ids)
+        replace(target, layers=draft.layers),
+        draft.tensors,
+        FORMS[form],
+        embedding,
+        lambda hidden: score(project(hidden)),
+        "",
+        len(draft.head_ids),
     )
-    return decoder, head_ids, draft_metadata(file)["fingerprint"]
+    return ModelDrafter(decoder, draft.head_ids), dict(
+        draft=f"distilled, {draft.layers} layers",
+        draft_fingerprint=draft.metadata["fingerprint"],
+        draft_quantization=_shown(form),
+        draft_dtype="float32",
+        draft_context_length=decoder.context_length,
+        drafter=ModelDrafter.name,
+    )
 
 
-def _exactness_note(target: Decoder) -> str | None:
-    """Rule 13's self-test on the products of one layer and the head: None where rows are bit-equal."""
-    layer, size = target.layers[0], target.shape.hidden
-    worst = max(
-        row_dependence(product, size, MAX_DRAFT_TOKENS + 1)
-        for product in (layer.qkv, layer.gate_up, target.head)
-    )
-    if worst == 0:
-        return None
-    return (
-        "On this machine a token scored beside others differs slightly from the same token scored alone"
-        f" (by up to {worst:.1e}), so replies are exact up to rounding."
-    )
+def _shown(form: str) -> str:
+    """A form of ``core.models.linear`` as ``PairInfo`` names it."""
+    return form if form in PACKED else "none"
+
+
+def _first_layer(model: Decoder) -> Decoder:
+    """The model with one layer: all its kernels, attention and head included, in a fraction of the time."""
+    shape = replace(model.shape, layers=1)
+    return Decoder(shape, model.embedding, model.layers[:1], model.norm, model.head)

@@ -1,6 +1,6 @@
 """The form a model's weights take: NF4 and LLM.int8 by bitsandbytes, int8 and int4 by the project, or none.
 
-- ``nf4``: 4 bits, double quantisation, bfloat16 products (Dettmers et al. 2023, arXiv:2305.14314).
+- ``nf4``: 4 bits, double quantisation, products in 16 bits (Dettmers et al. 2023, arXiv:2305.14314).
 - ``llm-int8``: LLM.int8 (Dettmers et al. 2022, arXiv:2208.07339) with threshold 0.0. Any other threshold
   picks outlier columns over all rows of a pass at once, and the score of a token would depend on the drafts
   behind it (docs/ENGINE.md, rule 13).
@@ -13,7 +13,7 @@ comes from or how it is read.
 
 from __future__ import annotations
 
-import importlib.util
+import itertools
 import logging
 from dataclasses import dataclass
 
@@ -23,7 +23,8 @@ from transformers.pytorch_utils import Conv1D
 
 from core.models.errors import LoadError
 from core.models.linear import FORMS, GROUP, best_form
-from core.models.spec import automatic_form
+from core.models.memory import PACKED
+from core.models.spec import has_bitsandbytes, quantize_flag, settled_form
 
 BITSANDBYTES = {"nf4": "Linear4bit", "llm-int8": "Linear8bitLt"}  # form: bitsandbytes' class
 _SHOWN = {"llm-int8": "llm.int8"}  # where a reply's record has another name
@@ -34,7 +35,8 @@ _ROWS = 16  # the int4 kernel takes matrices whose rows are a multiple of this
 class Quantised:
     """What quantisation came to: the form as ``PairInfo`` names it, and the share of the weights it holds.
 
-    ``share`` is of the numbers in all matrices but embeddings and head.
+    ``share`` is of the numbers in all matrices but embeddings and head; where forms are mixed, ``form`` is
+    the most frequent.
     """
 
     form: str
@@ -42,10 +44,14 @@ class Quantised:
 
     def note(self, asked: str) -> str | None:
         """A sentence where less was quantised than ``asked`` promises."""
-        if asked == "none" or self.share > 0.99:
+        if asked == "none":
             return None
         if self.form == "none":
             return f"Nothing in this model could be quantised as {asked}, so it runs unquantised."
+        if self.form != _SHOWN.get(asked, asked):
+            return f"Most of this model's weights could not be quantised as {asked}, and run as {self.form}."
+        if self.share > 0.99:
+            return None
         return f"Only {self.share:.0%} of this model's weights could be quantised as {asked}."
 
 
@@ -54,41 +60,40 @@ def choose_form(asked: str, device: str, draft: bool, bytes_16bit: int | None, g
 
     ``bytes_16bit`` are the weights' in 16 bits, None where unknown. Raises LoadError for what cannot be had.
     """
+    form, flag = settled_form(asked, device, draft, bytes_16bit), quantize_flag(draft)
     if asked == "auto":
-        return _automatic(device, draft, bytes_16bit, gguf)
-    if device == "cuda":
-        if asked == "int4":
-            raise LoadError("int4 is Redline's own form for CPUs: on a CUDA card choose --quantize nf4.")
-        asked = "llm-int8" if asked == "int8" else asked
-    if asked in BITSANDBYTES:
+        impossible = gguf and form in BITSANDBYTES or form in PACKED and best_form(form) != form
+        return "none" if impossible else form
+    if device == "cuda" and form == "int4":
+        raise LoadError(f"int4 is Redline's own form for CPUs: on a CUDA card choose {flag} nf4.")
+    if form in BITSANDBYTES:
         if gguf:
             raise LoadError(
-                f"A GGUF file cannot be loaded as {asked}: choose --quantize none"
+                f"A GGUF file cannot be loaded as {form}: choose {flag} none"
                 f"{'' if device == 'cuda' else ' or int8'}, or name the original model instead of the file."
             )
-        if not _has_bitsandbytes():
+        if not has_bitsandbytes():
             raise LoadError(
-                f"{asked} needs the package bitsandbytes: run `pip install bitsandbytes`, or choose "
-                "--quantize none."
+                f"{form} needs the package bitsandbytes: run `pip install bitsandbytes`, or choose "
+                f"{flag} none."
             )
-    if asked in ("int8", "int4") and best_form(asked) != asked:
-        raise LoadError(f"This processor has no fast {asked} products: choose --quantize none or nf4.")
-    return asked
+    if form in PACKED and best_form(form) != form:
+        raise LoadError(f"This processor has no fast {form} products: choose {flag} none or nf4.")
+    return form
 
 
-def _automatic(device: str, draft: bool, bytes_16bit: int | None, gguf: bool) -> str:
-    form = automatic_form(device, draft, bytes_16bit)
-    if form in BITSANDBYTES:
-        return "none" if gguf or not _has_bitsandbytes() else form
-    return form if form == "none" or best_form(form) == form else "none"
+def keep_rows_apart(config) -> None:
+    """Rule 13 for weights that come as LLM.int8, with the threshold of transformers in their ``config``."""
+    stored = getattr(config, "quantization_config", None)
+    if isinstance(stored, dict) and stored.get("load_in_8bit"):
+        stored["llm_int8_threshold"] = 0.0
 
 
-def _has_bitsandbytes() -> bool:
-    return importlib.util.find_spec("bitsandbytes") is not None
+def loading_config(form: str, dtype: str):
+    """What ``from_pretrained`` takes as ``quantization_config`` for ``form``; None where it takes nothing.
 
-
-def loading_config(form: str):
-    """What ``from_pretrained`` takes as ``quantization_config`` for ``form``; None where it takes nothing."""
+    ``dtype`` of activations; in float32 nf4 has no fast products.
+    """
     from transformers import BitsAndBytesConfig
 
     if form == "nf4":
@@ -96,7 +101,7 @@ def loading_config(form: str):
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype=torch.bfloat16,
+            bnb_4bit_compute_dtype="bfloat16" if dtype == "float32" else dtype,
         )
     if form == "llm-int8":
         # Its products are in float16 whatever comes in, and it says so at each one.
@@ -110,7 +115,7 @@ def apply(model, form: str) -> None:
 
     Matrices that the int4 kernel cannot take become int8. The model is on a CPU and wholly loaded.
     """
-    if form not in ("int8", "int4"):
+    if form not in PACKED:
         return
     head = model.get_output_embeddings()
     for name, module in list(model.named_modules()):
@@ -141,8 +146,11 @@ class PackedLinear(nn.Module):
         return (y if self.bias is None else y + self.bias).to(x.dtype)
 
 
-def count(model) -> Quantised:
-    """What of ``model``, as it is now, is quantised, by looking at its modules and not at its config."""
+def count(model, stored: str | None = None) -> Quantised:
+    """What of ``model``, as it is now, is quantised, by looking at its modules and not at its config.
+
+    ``stored`` names the form in which its weights came, which may be one that is not known here.
+    """
     head = model.get_output_embeddings()
     sizes: dict[str, int] = {}
     plain = 0
@@ -155,9 +163,16 @@ def count(model) -> Quantised:
         else:
             plain += sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
     if not sizes:
-        return Quantised("none", 0.0)
+        return Quantised(stored, 1.0) if stored and _holds_packed(model) else Quantised("none", 0.0)
     form = max(sizes, key=sizes.__getitem__)
-    return Quantised(_SHOWN.get(form, form), sum(sizes.values()) / (sum(sizes.values()) + plain))
+    return Quantised(_SHOWN.get(form, form), sizes[form] / (sum(sizes.values()) + plain))
+
+
+def _holds_packed(model) -> bool:
+    """Whether any matrix is of numbers that no dense model has: integers, or floats of 8 bits."""
+    dense = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.bool)
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return any(tensor.dim() > 1 and tensor.dtype not in dense for tensor in tensors)
 
 
 def _form_of(module: nn.Module) -> str | None:

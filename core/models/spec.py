@@ -8,6 +8,7 @@ app reads its flags with it before anything heavy is imported) and does not know
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ Kind = Literal["embedded", "hub", "folder", "gguf"]
 
 # As the hub writes them: owner and name of letters, digits, ".", "_" and "-", then perhaps a branch, tag or
 # commit.
-_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[\w./+-]+))?", re.ASCII)
+_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!/)(?!.*\.\.)[\w./+-]+))?", re.ASCII)
 
 # The flags by name: what stands for the value, and help. The first three choose the pair.
 _CHOOSING = ("pair", "target", "draft")
@@ -55,7 +56,7 @@ class PairSpec:
     """A pair as asked for. ``target`` and ``draft`` are "embedded", a hub id "owner/name" (with "@revision"
     where one was given), a folder or a .gguf file; ``draft`` None is the target alone.
 
-    "auto" is settled where the pair is loaded (``quantize`` means: ``automatic_form``); the record keeps what
+    "auto" is settled where the pair is loaded (``quantize`` means: ``settled_form``); the record keeps what
     really runs.
     """
 
@@ -76,13 +77,30 @@ def embedded_spec() -> PairSpec:
 def automatic_form(device: str, draft: bool, bytes_16bit: int | None = None) -> str:
     """What "auto" means for a model's weights on "cpu" or "cuda"; ``bytes_16bit``: their size in 16 bits.
 
-    On a card a large target is what fills the memory: NF4. A draft or a small target has to be quick and
-    stays in half precision. On a processor int8 is both smaller and quicker than full precision.
+    On a card a large target is what fills the memory: NF4, where its package is installed. A draft or a small
+    target has to be quick and stays in half precision. On a processor int8 is both smaller and quicker than
+    full precision.
     """
     if device == "cuda":
         small = bytes_16bit is not None and bytes_16bit < SMALL
-        return "none" if draft or small else "nf4"
+        return "none" if draft or small or not has_bitsandbytes() else "nf4"
     return "int8"
+
+
+def settled_form(asked: str, device: str, draft: bool, bytes_16bit: int | None = None) -> str:
+    """What a form asked for means on "cpu" or "cuda", where int8 is LLM.int8."""
+    if asked == "auto":
+        return automatic_form(device, draft, bytes_16bit)
+    return "llm-int8" if device == "cuda" and asked == "int8" else asked
+
+
+def has_bitsandbytes() -> bool:
+    return importlib.util.find_spec("bitsandbytes") is not None
+
+
+def quantize_flag(draft: bool) -> str:
+    """The flag that says the form of a target's or a draft's weights."""
+    return _flag("draft_quantize" if draft else "quantize")
 
 
 def source_kind(source: str) -> Kind:
@@ -150,7 +168,7 @@ def pair_spec(given: argparse.Namespace, environment: Mapping[str, str]) -> Pair
     for name, choices in _CHOICES.items():
         if name in asked and asked[name] not in choices:
             raise SpecError(f"{origin[name]} must be one of {', '.join(choices)}, not {asked[name]!r}.")
-    spec = _chosen(asked, origin)
+    spec = choose(asked, origin)
     return replace(spec, **{name: asked[name] for name in _CHOICES if name in asked})
 
 
@@ -171,8 +189,10 @@ def _asked(
     return asked, origin
 
 
-def _chosen(asked: Mapping[str, str], origin: Mapping[str, str]) -> PairSpec:
-    """The pair, with its own forms."""
+def choose(asked: Mapping[str, str], origin: Mapping[str, str]) -> PairSpec:
+    """The pair that ``asked`` names by "pair", or by "target" and perhaps "draft"; ``origin`` is how a person
+    said each of these. Raises SpecError.
+    """
     from core.models.catalogue import CATALOGUE, spec
 
     if "pair" in asked:

@@ -43,8 +43,14 @@ def weight_names(source: str, names: Collection[str], index: Mapping[str, object
     reads.
 
     ``index`` is the content of ``INDEX`` where that is among them. Raises LoadError where there are none,
-    where shards are missing, or where weights are only there as pickle, which can run anything.
+    where shards are missing, where an adapter is among them, or where weights are only there as pickle, which
+    can run anything.
     """
+    if ADAPTER in names:
+        # Also beside whole weights, which transformers would run with the adapter on top.
+        raise LoadError(
+            f"{source} holds an adapter ({ADAPTER}): merge it into its base model and name the result."
+        )
     if SINGLE in names:
         return [SINGLE]
     if index is not None:
@@ -67,8 +73,6 @@ def _is_plain(name: object) -> bool:
 
 def _no_weights(source: str, names: Collection[str]) -> str:
     top = [name for name in names if "/" not in name]
-    if ADAPTER in top:
-        return f"{source} holds an adapter, not a model: merge it into its base model and name the result."
     if any(name.lower().endswith(".gguf") for name in names):
         return f"{source} holds GGUF files: name one of them on this disk, as FOLDER/FILE.gguf."
     if any(name.lower().endswith(PICKLES) for name in top):

@@ -33,7 +33,7 @@ class Served:
         loader.start()
         self.desk = Desk(loader, Store(db), personal)
         self.page = build(self.desk)
-        launch(self.page, "127.0.0.1", port, wait=False)
+        launch(self.page, "127.0.0.1", port)
         self.url = f"http://127.0.0.1:{port}/"
 
     @property

@@ -136,8 +136,8 @@ def test_a_call_that_is_given_up_frees_the_engine(serve):
 def test_it_says_what_runs_and_how_loading_stands(toy):
     told = toy.client.predict(api_name="/pair")
     assert told == {"loaded": True, "sentence": "Ready.", **dataclasses.asdict(PAIR)}
-    loading = SimpleNamespace(state=LoadingState("Reading the weights.", 0.5))
-    assert api.describe(SimpleNamespace(loader=loading)) == {
+    loading = LoadingState("Reading the weights.", 0.5)
+    assert api.describe(SimpleNamespace(loading=loading)) == {
         "loaded": False,
         "sentence": "Reading the weights.",
     }

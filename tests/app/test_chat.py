@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
 
+from app import zero_gpu
 from app.answer import Answer
 from app.chat import READ, Chat, status
 from app.conversation import FIRST, Desk
@@ -57,11 +59,21 @@ def test_a_reply_that_is_deleted_while_it_is_written_does_not_come_back(chat, do
     assert chat.desk.store.list_conversations() == ()
 
 
+def test_a_reply_says_that_it_waits_until_its_own_engine_turns_to_it():
+    """Another pair may be loaded meanwhile, and that one is idle."""
+    answer = Answer("key", FIRST, Settings(), "auto", PAIR, Prompt([1, 2]))
+    answer.had_to_wait = True
+    answer.generation = SimpleNamespace(reused_tokens=None, prefill_seconds=None)
+    assert status(answer) == "Waiting for another reply to end."
+    answer.generation.reused_tokens = 0
+    assert status(answer) == "Reading the prompt."
+
+
 def test_between_stop_and_the_end_the_page_says_so():
     answer = Answer("key", FIRST, Settings(), "auto", PAIR, Prompt([1]))
-    assert status(answer, None) == "Reading the prompt."
+    assert status(answer) == "Reading the prompt."
     answer.cancel.set()
-    assert status(answer, None) == "Stopping."
+    assert status(answer) == "Stopping."
 
 
 def test_a_reply_whose_process_was_killed_says_that_it_is_not_whole(chat):
@@ -69,7 +81,7 @@ def test_a_reply_whose_process_was_killed_says_that_it_is_not_whole(chat):
     key = store.new_conversation()
     store.begin_reply(key, store.add_message(key, "user", "Count."), Settings(), pair, "auto", 3)
     answer = chat.desk.open(key).current
-    assert status(answer, None) == "Ended: interrupted."
+    assert status(answer) == "Ended: interrupted."
 
 
 def test_what_was_left_out_and_what_the_model_lacks_is_said_with_the_reply():
@@ -78,7 +90,7 @@ def test_what_was_left_out_and_what_the_model_lacks_is_said_with_the_reply():
     )
     answer.reply = reply_of(rounds_of("aab"))
     answer.done.set()
-    said = status(answer, None)
+    said = status(answer)
     assert said == (
         "The oldest 2 messages no longer fit the context and were left out: "
         "the system prompt and the newest turns stay. A note."
@@ -106,3 +118,16 @@ def test_a_shared_page_cannot_start_another_load_over_a_pair_that_runs(chat):
     chat.desk.loader.state = before = LoadingState("No network.", failed=True, engine=chat.desk.engine)
     chat.load_again()
     assert chat.desk.loader.state is before
+
+
+def test_on_zerogpu_a_load_that_failed_is_not_tried_again_but_by_a_restart(chat, monkeypatch):
+    """What is loaded after the launch never reaches a GPU."""
+    monkeypatch.setattr(zero_gpu, "active", lambda: True)
+    chat.desk.loader.state = before = LoadingState("No network.", failed=True)
+    chat.load_again()
+    assert chat.desk.loader.state is before
+    page = chat.show_loading(chat.desk.loading)
+    assert "No network. Restart the Space to try again." in page[chat.loading]
+    assert not page[chat.loading_actions]["visible"]
+    with gr.Blocks(analytics_enabled=False):
+        assert not Chat(chat.desk, SettingsPanel(chat.desk.loader)).retry.visible

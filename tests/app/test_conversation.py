@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app.conversation import Conversation, Desk, Refused
+from app.api import describe
+from app.conversation import NOT_SAID, Conversation, Desk, Refused
 from app.loading import Loader, LoadingState
 from core.records import Settings
 from core.store import Store
@@ -189,6 +190,33 @@ def test_a_closed_tab_ends_the_reply_and_frees_the_engine(store):
     answer = desk.ask(conversation, "Count.", SETTINGS, "auto", True)
     conversation.release()  # what a handler's ``finally`` does
     assert answer.done.is_set() and answer.finish_reason == "cancelled" and not engine.busy
+
+
+class Deaf(ToyEngine):
+    """Hears no stop before it may begin, as one that waits for a GPU to be lent."""
+
+    def generate(self, prompt_ids, settings, *, cancel=None, domain="auto"):
+        generation = super().generate(prompt_ids, settings, cancel=cancel, domain=domain)
+        self.lent.wait(10)
+        return generation
+
+
+def test_the_right_to_write_comes_back_only_when_the_reply_has_ended(store, monkeypatch):
+    monkeypatch.setattr("app.conversation.SECONDS_TO_STOP", 0.01)
+    engine = Deaf(TEXT)
+    engine.lent = threading.Event()
+    desk = desk_of(engine, store)
+    conversation = desk.new()
+    conversation.claim()
+    answer = desk.ask(conversation, "Count.", SETTINGS, "auto", True)
+    conversation.release()
+    assert not answer.done.is_set()
+    with pytest.raises(Refused, match="still being written"):
+        conversation.claim()
+    engine.lent.set()
+    assert answer.done.wait(10) and answer.finish_reason == "cancelled"
+    monkeypatch.setattr("app.conversation.SECONDS_TO_STOP", 10)
+    assert ask(desk, conversation, "Go on.").text == TEXT
 
 
 def test_an_error_in_the_middle_keeps_what_was_said(store):
@@ -429,6 +457,21 @@ def test_a_reply_goes_on_with_its_own_engine_when_another_pair_is_loaded_meanwhi
     assert second.text == "Other words." and second.info.target == "Other"
     recorded = [m.replies[0].pair.target for m in store.conversation(conversation.key).messages if m.replies]
     assert recorded == [PAIR.target, "Other"]
+
+
+def test_why_a_load_failed_is_told_to_the_owner_only(store):
+    """Such sentences hold paths of the owner's disk."""
+    desk = desk_of(ToyEngine(TEXT), store)
+    desk.loader.state = failed = LoadingState("/home/ada/model does not exist.", failed=True)
+    assert desk.loading == failed
+    desk.personal = False
+    assert desk.loading == dataclasses.replace(failed, sentence=NOT_SAID)
+    assert desk.loading.number == failed.number  # the page knows by it what it has shown
+    with pytest.raises(Refused) as refused:
+        ask(desk, desk.new(), "Count.")
+    assert str(refused.value) == NOT_SAID == describe(desk)["sentence"]
+    desk.loader.state = loading = LoadingState("Reading the weights.", 0.5, loading=True)
+    assert desk.loading is loading
 
 
 def test_a_reply_is_not_compared_with_another_target(store):

@@ -51,6 +51,8 @@ def test_figures_of_a_reply():
 
 
 def test_what_is_undefined_is_left_out():
+    assert "reused" not in json.loads(figures_value(answer_of("p", reused_tokens=None)))
+    assert json.loads(figures_value(answer_of("p", reused_tokens=0)))["reused"] == "0 of 10 tokens"
     texts = json.loads(figures_value(answer_of("p", "p", k=0)))
     assert "rate" not in texts and "alpha" not in texts and texts["per_pass"] == "1.00"
     assert figures_value(None) == "{}"

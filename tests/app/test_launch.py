@@ -7,11 +7,13 @@ import os
 import socket
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from app import launch
 from app.launch import LaunchError, choose_port, parse_options, settle_environment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,3 +117,26 @@ def test_the_program_ends_with_one_sentence_and_status_2(arguments, variables, s
     assert ended.returncode == 2
     assert said in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "ends_with, status, said", [(OSError(), 2, "was taken"), (KeyboardInterrupt(), 130, ""), (None, 0, "")]
+)
+@pytest.mark.parametrize("loading", [False, True])
+def test_how_serving_ends(monkeypatch, capsys, ends_with, status, said, loading):
+    """Also in the middle of loading, where the process has to end without Python's own farewell."""
+    page, left = types.ModuleType("app.page"), []
+
+    def serve(options, port, loader):
+        if ends_with:
+            raise ends_with
+
+    page.serve = serve
+    monkeypatch.setitem(sys.modules, "app.page", page)
+    state = types.SimpleNamespace(loading=loading)
+    monkeypatch.setattr("app.starting.begin", lambda spec: types.SimpleNamespace(state=state))
+    monkeypatch.setattr(launch.os, "_exit", left.append)
+    monkeypatch.setattr(launch, "settle_environment", lambda environment, port: None)
+    assert launch.main([]) == status
+    assert left == ([status] if loading else [])
+    assert said in capsys.readouterr().err

@@ -39,7 +39,7 @@ def test_progress_then_engine():
     assert loader.state.number > state.number
 
 
-def test_a_failure_is_its_sentence_and_can_be_tried_again():
+def test_a_failure_is_its_sentence_also_in_the_log_and_can_be_tried_again(caplog):
     attempts = []
 
     def load(spec, progress):
@@ -52,6 +52,7 @@ def test_a_failure_is_its_sentence_and_can_be_tried_again():
     loader.start("a pair", wait=True)
     state = loader.state
     assert state.failed and state.sentence == "There is no network: connect once, then start again."
+    assert state.sentence in caplog.text
     loader.start(state.spec, wait=True)
     assert loader.state.engine == "engine" and not loader.state.failed
     assert attempts == ["a pair", "a pair"]

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import gradio as gr
 import pytest
 
 from app import choosing, zero_gpu
 from app.conversation import Desk
-from app.loading import Loader
-from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab, facts, running
+from app.loading import Loader, LoadingState
+from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab, facts, question_about_own, running
 from core import calibration
 from core.auto_k import Costs
 from core.models.catalogue import CATALOGUE
+from core.models.checkpoint import Checkpoint
 from core.models.errors import LoadError
-from core.models.spec import CUSTOM
+from core.models.memory import OVERHEAD, gigabytes, size_of
+from core.models.spec import CUSTOM, PairSpec
+from core.models.weights import WeightFile
 from core.store import Store
 from tests.app.toy import PAIR, ToyEngine
 from tests.core import builders
+from tests.core.models_on_disk import write_model
 
 AUTO = ("auto", "auto", "auto", "auto")
 HOSTILE = "<img src=x onerror=alert(1)>${alert(2)}{{value}}"
@@ -106,13 +112,64 @@ def test_gigabytes_are_asked_about_first(bench, to_download):
     assert bench.loaded[-1].name == "qwen3-4b" and not page[bench.tab.confirm]["visible"]
 
 
+def test_a_pair_of_ones_own_is_weighed_before_it_is_loaded(bench, tmp_path, monkeypatch):
+    target = write_model(tmp_path / "target", "qwen3", seed=1, num_hidden_layers=6)
+    draft = write_model(tmp_path / "draft", "qwen3", seed=2)
+    (target / "README.md").write_text("---\nlicense: mit\n---\n")
+    free = {"bytes": 10**12}
+    monkeypatch.setattr("app.models_tab.free_bytes", lambda device: free["bytes"])
+    how = ("none", "none", "cpu", "float32")
+    page = bench.ask(CUSTOM, str(target), str(draft), how)
+    sizes = [size_of(json.loads((folder / "config.json").read_text())) for folder in (target, draft)]
+    needed = sum(size.weights("none", "float32") + size.kept(128, "float32") for size in sizes) + OVERHEAD
+    asked = page[bench.tab.question]
+    assert "Nothing is left to download." in asked and page[bench.tab.confirm]["visible"]
+    assert f"<dd>{gigabytes(needed)}</dd>" in asked and "<dd>mit; not stated</dd>" in asked
+    assert f"<dd>{sizes[0].parameters / sizes[1].parameters:.1f} : 1</dd>" in asked
+    assert "more memory than is free" not in asked
+    free["bytes"] = needed - 1
+    assert "more memory than is free" in bench.ask(CUSTOM, str(target), str(draft), how)[bench.tab.question]
+    alone = bench.ask(CUSTOM, str(target), "", how)[bench.tab.question]
+    assert "Draft" not in alone and "Size ratio" not in alone
+    assert bench.loaded == [None]
+    bench.tab.agree(page[bench.tab.doomed])
+    bench.settled()
+    assert bench.loaded[-1].target == str(target)
+
+
+def test_of_a_hubs_model_licence_gate_and_download_are_told(monkeypatch):
+    def plan(source: str, **known):
+        weights = (WeightFile("model.safetensors", 7_000_000_000),)
+        checkpoint = Checkpoint(source, "hub", Path(), {}, weights, **known)
+        return SimpleNamespace(checkpoint=checkpoint, need=SimpleNamespace(bytes=6_000_000_000), device="cpu")
+
+    plans = [
+        plan("owner/Big", licence="<b>", gated=True, parameters=8_000_000_000, cached=False),
+        plan("owner/Small", licence="mit", gated=False, parameters=500_000_000),
+    ]
+    monkeypatch.setattr("core.models.general.plan_models", lambda pair: plans)
+    asked = question_about_own(PairSpec(CUSTOM, "owner/Big", "owner/Small"))
+    assert "This downloads 7.0 GB." in asked and "<dd>12.4 GB</dd>" in asked and "<dd>16.0 : 1</dd>" in asked
+    assert "&lt;b&gt;, gated: the hub asks for a login and consent; mit, not gated" in asked
+    assert "Big (8.0 B)" in asked and "Small (500 M)" in asked
+
+
 def test_what_cannot_be_is_said_and_nothing_is_loaded(bench, to_download):
     to_download("The hub knows no model <b>: check the name.")
-    page = bench.ask(CUSTOM, "owner/name")
+    page = bench.ask("qwen3-4b")
     assert "The hub knows no model &lt;b&gt;" in page[bench.tab.progress]
+    assert "does not exist" in bench.ask(CUSTOM, "/no/such/folder")[bench.tab.progress]
     assert "Name a target" in bench.ask(CUSTOM, "  ")[bench.tab.progress]
     assert "is no model" in bench.ask(CUSTOM, "<b>")[bench.tab.progress]
     assert bench.loaded == [None]
+
+
+def test_another_choice_puts_away_what_was_said_of_the_last(bench, to_download):
+    to_download("The hub knows no model of this name.")
+    assert "The hub knows no model" in bench.ask("qwen3-8b")[bench.tab.progress]
+    assert bench.tab.choose("qwen3-4b", "", "", *AUTO)[bench.tab.progress] == ""
+    bench.loader.state = LoadingState("The disk is full.", failed=True, engine=bench.desk.engine)
+    assert "The disk is full." in bench.tab.choose("qwen3-4b", "", "", *AUTO)[bench.tab.progress]
 
 
 def test_a_second_choice_while_loading_is_refused_in_words(bench, to_download):
@@ -257,11 +314,13 @@ def test_memory_needed_follows_what_was_chosen(monkeypatch):
 
 def test_weights_that_changed_since_they_were_measured_are_named(bench):
     store = bench.desk.store
-    builders.record(store, "aab", pair=PAIR)
     state = bench.loader.state
-    assert MEASURE_AGAIN not in bench.tab.show_loading(state)[bench.tab.runs]
     builders.record(store, "aab", pair=dataclasses.replace(PAIR, target_fingerprint="12" * 32))
     assert MEASURE_AGAIN in bench.tab.show_loading(state)[bench.tab.runs]
+    builders.record(store, "p", pair=PAIR)
+    assert MEASURE_AGAIN in bench.tab.show_loading(state)[bench.tab.runs]
+    builders.record(store, "aab", pair=PAIR)
+    assert MEASURE_AGAIN not in bench.tab.show_loading(state)[bench.tab.runs]
 
 
 def test_a_card_is_offered_the_pair_that_fits_and_uses_it_where_it_is_on_this_disk(bench, monkeypatch):

@@ -137,7 +137,8 @@ def open_page(stage: Stage, browser: sync_api.Browser, desktop: sync_api.Browser
         page.on("console", lambda said: said.type == "error" and troubles.append(f"console: {said.text}"))
         page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
         page.goto(stage.url + query)
-        page.wait_for_selector(".rl-view", state="attached")
+        for part in (".rl-view", "#play", "#played input"):  # Gradio mounts each in its own time
+            page.wait_for_selector(part, state="attached")
         return page
 
     yield open_page

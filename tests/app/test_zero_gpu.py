@@ -224,6 +224,7 @@ def test_a_visitor_without_quota_reads_why(lend):
     assert list(generation) == [] and generation.reply.text == ""
     assert generation.reply.finish_reason == "error"
     assert generation.reply.error.endswith("(26s requested vs. 10s left). Try again in 1:02:03.")
+    assert generation.reply.reused_tokens is None  # nobody looked
 
 
 def test_a_prompt_that_cannot_be_answered_asks_for_no_gpu(lend):

@@ -271,7 +271,7 @@ class ToyGeneration:
             ttft_seconds=prefill + rounds[0].seconds if rounds else None,
             seconds=prefill + sum(round.seconds for round in rounds),
             num_rounds=len(rounds),
-            reused_tokens=self.reused_tokens or 0,
+            reused_tokens=self.reused_tokens,
         )
 
 

@@ -152,7 +152,7 @@ def test_lookahead_uses_every_draw_once_and_in_order():
     assert draws.peek(1) == [5]
 
 
-# --- Rules on single tensors ---------------------------------------------------------------------------------
+# --- Rules on single tensors --------------------------------------------------------------------------------
 
 
 def test_a_draw_is_that_of_the_reference_at_the_edges_too():
@@ -214,7 +214,7 @@ def test_block_thresholds_are_those_of_the_reference():
         assert found.h.tolist() == pytest.approx(thresholds, abs=1e-12)
 
 
-# --- Waits ---------------------------------------------------------------------------------------------------
+# --- Waits --------------------------------------------------------------------------------------------------
 
 
 class Waits(TorchDispatchMode):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from core.models import spec as core_spec
 from core.models.catalogue import CATALOGUE, Model, fitting, main, spec
 from core.models.memory import OVERHEAD
 from core.models.spec import SpecError, embedded_spec
@@ -54,28 +55,56 @@ def test_entries_say_what_a_page_shows():
     for name, entry in CATALOGUE.items():
         assert name == entry.name and entry.title and entry.licence
         assert entry.size_ratio > 2
-        assert entry.target_bytes["nf4"] < entry.target_bytes["int8"] < entry.target_bytes["none"]
-        form = "none" if name == "smollm2-360m" else "nf4"  # it is small enough to stay as it is
-        assert entry.needed_bytes("cuda") == entry.target_bytes[form] + entry.draft_bytes["none"] + OVERHEAD
-        whole = entry.target_bytes["none"] + entry.draft_bytes["none"] + OVERHEAD
-        assert entry.needed_bytes("cpu") == whole  # int8 is packed from it
-        assert entry.needed_bytes("cuda", "none", "nf4") == (
-            entry.target_bytes["none"] + entry.draft_bytes["nf4"] + OVERHEAD
-        )
         assert entry.download_bytes >= 2 * (entry.target_parameters + entry.draft_parameters)
     assert [name for name, entry in CATALOGUE.items() if entry.gated] == ["llama-3.1-8b"]
     assert "Qwen/Qwen2.5-3B-Instruct" not in MODELS  # its licence is for research only
 
 
-def test_figures_of_one_pair_worked_out_by_hand():
+def test_figures_of_one_pair_worked_out_by_hand(monkeypatch):
     """Qwen2.5-7B: 28 layers of 233,046,016 weights in matrices; two tables of 152,064 by 3,584."""
     entry = CATALOGUE["qwen2.5-7b"]
     linear = 28 * 233_046_016
     assert entry.target_model.size.linear == linear
     wide = 2 * (7_615_616_512 - linear)
-    cache = 4096 * 28 * 2 * 4 * 128 * 2
-    assert entry.target_bytes["nf4"] == pytest.approx(0.55 * linear + wide + cache, abs=1)
-    assert entry.cache_bytes == 1000 * 2 * 2 * (28 * 4 * 128 + 24 * 2 * 64)
+    cache, small_cache = 4096 * 28 * 2 * 4 * 128 * 2, 4096 * 24 * 2 * 2 * 64 * 2
+    draft = 2 * 494_032_768 + small_cache
+    monkeypatch.setattr(core_spec, "has_bitsandbytes", lambda: True)
+    card = 0.55 * linear + wide + cache + draft + OVERHEAD
+    assert entry.needed_bytes("cuda") == pytest.approx(card, abs=1)
+    assert entry.needed_bytes("cuda", dtype="float32") == pytest.approx(
+        0.55 * linear + 2 * (wide + cache + draft) + OVERHEAD, abs=1
+    )
+    monkeypatch.setattr(core_spec, "has_bitsandbytes", lambda: False)
+    assert entry.needed_bytes("cuda") == 2 * 7_615_616_512 + cache + draft + OVERHEAD
+
+
+def test_a_small_pair_on_a_processor_is_float32_and_whole_at_first():
+    cache = 4096 * 4 * 2 * 64 * (32 * 5 + 30 * 3)
+    whole = 4 * (361_821_120 + 134_515_008) + cache + OVERHEAD
+    entry = CATALOGUE["smollm2-360m"]
+    assert entry.needed_bytes("cpu") == entry.needed_bytes("cpu", "none", "none") == whole
+    assert entry.needed_bytes("cpu", "none", "none", "bfloat16") == (whole + OVERHEAD) // 2
+
+
+@pytest.mark.parametrize(
+    "device, how", [("cpu", "auto"), ("cpu", "none"), ("cuda", "auto"), ("cuda", "int8")]
+)
+def test_the_loader_counts_as_the_catalogue_does(device, how, tmp_path):
+    from transformers import AutoConfig
+
+    from core.models import general
+    from tests.core.models_on_disk import tokenizer
+
+    entry = CATALOGUE["qwen2.5-1.5b"]
+    for model, draft in ((entry.target_model, False), (entry.draft_model, True)):
+        kind = model.config["model_type"]
+        AutoConfig.for_model(
+            kind, **{k: v for k, v in model.config.items() if k != "model_type"}
+        ).save_pretrained(tmp_path)
+        tokenizer().save_pretrained(tmp_path)
+        (tmp_path / "model.safetensors").write_bytes(b"")
+        plan = general._plan(str(tmp_path), how, draft, device, "auto", lambda *said: None)
+        assert plan.need.bytes == model.needed_to_load(how, device, draft)
 
 
 def test_a_head_published_twice_is_downloaded_twice():

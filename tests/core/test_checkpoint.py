@@ -119,7 +119,14 @@ def test_parameters_are_counted_in_the_file_where_the_configuration_cannot_be(tm
     ("files", "sentence"),
     [
         ({}, "has no config.json, so it is no model of transformers"),
-        ({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "holds an adapter, not a model"),
+        (
+            {"adapter_config.json": b"{}", "adapter_model.safetensors": b""},
+            r"holds an adapter \(adapter_config",
+        ),
+        (
+            model_files(**{"adapter_config.json": b"{}"}),
+            r"holds an adapter \(adapter_config.json\): merge it",
+        ),
         ({"x.Q4_K_M.gguf": b""}, "holds GGUF files: name one of them"),
         (model_files(**{"config.json": b"{"}), "config.json of .* is damaged"),
         (model_files(**{"config.json": b"[]"}), "config.json of .* is damaged"),
@@ -339,6 +346,15 @@ def test_a_gguf_architecture_by_its_other_name(tmp_path):
 )
 def test_a_gguf_file_that_is_no_model_is_refused(tmp_path, fields, sentence):
     assert sentence in refused(write_gguf(tmp_path / "x.gguf", **fields))
+
+
+def test_a_gguf_header_with_values_of_other_types_is_refused(tmp_path, monkeypatch):
+    import gguf
+
+    assert "x.gguf is no GGUF file" in refused(write_gguf(tmp_path / "x.gguf", split__count="three"))
+    number = lambda self: self.add_uint32("general.architecture", 7)  # noqa: E731
+    monkeypatch.setattr(gguf.GGUFWriter, "add_architecture", number)
+    assert "y.gguf is no GGUF file" in refused(write_gguf(tmp_path / "y.gguf"))
 
 
 def test_a_damaged_gguf_file_is_refused(tmp_path):

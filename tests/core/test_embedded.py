@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from core.models import embedded
-from core.models.draft_file import draft_metadata
+from core.models.draft_file import load_draft
 from core.models.errors import LoadError
 from core.prompts import load_prompts
 
@@ -364,7 +364,7 @@ def test_fingerprint_is_that_of_the_weights_file(embedded_folder):
 
 def test_the_pair_says_which_weights_it_runs(embedded_pair, embedded_folder):
     assert embedded_pair.info.target_fingerprint == embedded.target_fingerprint(embedded_folder)
-    assert embedded_pair.info.draft_fingerprint == draft_metadata(embedded.DRAFT_FILE)["fingerprint"]
+    assert embedded_pair.info.draft_fingerprint == load_draft(embedded.DRAFT_FILE).metadata["fingerprint"]
 
 
 def test_tokens_and_chat_template_are_those_of_the_gguf(embedded_folder, reader):

@@ -169,6 +169,15 @@ def test_undefined_figures_are_empty(store, tmp_path):
     assert (row["drafted"], row["tokens_per_pass"], row["error"]) == ("0", "1.0", "")
 
 
+def test_what_was_read_already_is_told_and_empty_where_it_is_not_known(store, tmp_path):
+    record(store, "aab", reused_tokens=0)
+    record(store, "aab", reused_tokens=7)
+    record(store, "aab", finish=False)
+    assert [row["reused_tokens"] for row in exported(store, "replies", tmp_path)] == ["0", "7", ""]
+    rows = exported(store, "sessions", tmp_path)
+    assert [row["reused_tokens"] for row in rows if row["row"] == "reply"] == ["0", "7", ""]
+
+
 def test_replies_say_how_they_were_made(store, tmp_path):
     settings = Settings(
         temperature=0.0, top_k=5, top_p=0.5, stop=("\n", "é"), seed=2**63 - 1, num_draft_tokens=7

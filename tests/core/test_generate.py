@@ -346,6 +346,8 @@ def test_bad_arguments_are_refused_in_words(arguments, sentence):
         ["--verifier", "greedy"],
         ["--temperature", "hot"],
         ["--top-p", "2"],
+        ["--min-p", "2"],
+        ["--repetition-penalty", "0"],
         ["--seed", "1.5"],
         ["--max-new-tokens", "0"],
     ],
@@ -353,6 +355,23 @@ def test_bad_arguments_are_refused_in_words(arguments, sentence):
 def test_bad_settings_are_refused_in_words(arguments):
     with pytest.raises(SettingsError, match="must be"):
         parse_request(["--prompt", "hi", *arguments])
+
+
+def test_every_setting_can_be_given():
+    given = {
+        "temperature": 0.9,
+        "top_k": 5,
+        "top_p": 0.8,
+        "min_p": 0.05,
+        "repetition_penalty": 1.2,
+        "seed": 9,
+    }
+    flags = [text for name, value in given.items() for text in ("--" + name.replace("_", "-"), str(value))]
+    settings = parse_request(
+        ["--prompt", "hi", "--k", "2", "--max-new-tokens", "7", "--stop", "END", *flags]
+    ).settings
+    assert settings == Settings(num_draft_tokens=2, max_new_tokens=7, stop=("END",), **given)
+    assert parse_request(["--prompt", "hi"]).settings == Settings(max_new_tokens=128, seed=1)
 
 
 def test_messages_without_a_question_are_refused(tmp_path):

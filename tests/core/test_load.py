@@ -11,18 +11,27 @@ import weakref
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
 from core.chat import NO_TEMPLATE, encode_chat
 from core.engine import Engine
-from core.models import load, quantize
+from core.models import general, load, quantize
 from core.models.errors import LoadError
+from core.models.general import choose_device, suggested_settings
 from core.models.linear import best_form
-from core.models.load import choose_device, choose_dtype, load_pair, suggested_settings
-from core.models.spec import PairSpec
-from core.models.transformers_decoder import row_dependence
+from core.models.load import load_pair
+from core.models.rows import row_dependence
+from core.models.spec import PairSpec, embedded_spec
 from core.records import Settings
-from tests.core.models_on_disk import CONTEXT, FAMILIES, VOCABULARY, write_gguf, write_model, write_pair
+from tests.core.models_on_disk import (
+    CONTEXT,
+    FAMILIES,
+    VOCABULARY,
+    make_model,
+    write_gguf,
+    write_model,
+    write_pair,
+)
 from tests.core.toys import table, toy_pair
 
 QUESTION = [{"role": "user", "content": "When does the tide come in?"}]
@@ -130,13 +139,86 @@ def test_on_a_cpu_auto_is_the_projects_int8(tmp_path):
 
 def test_a_model_that_comes_quantised_is_shown_as_it_is(tmp_path, folder):
     pytest.importorskip("bitsandbytes")
-    config = quantize.loading_config("nf4")
+    config = quantize.loading_config("nf4", "float32")
     model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map="cpu")
     model.save_pretrained(tmp_path)
     load_pair(spec(folder)).tokenizer.save_pretrained(tmp_path)
     assert load_pair(spec(tmp_path, quantize="auto")).info.quantization == "nf4"
-    with pytest.raises(LoadError, match="comes already quantised"):
+    with pytest.raises(LoadError, match=r"comes already quantised \(bitsandbytes\): leave --quantize away"):
         load_pair(spec(tmp_path, quantize="llm-int8"))
+    with pytest.raises(LoadError, match="leave --draft-quantize away"):
+        load_pair(spec(folder, tmp_path, draft_quantize="nf4"))
+
+
+def test_weights_that_come_as_llm_int8_run_without_outliers(tmp_path, folder):
+    """Rule 13: the threshold that transformers writes picks outliers over all rows of a pass at once."""
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+    config = BitsAndBytesConfig(load_in_8bit=True)
+    assert config.llm_int8_threshold == 6.0
+    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map="cpu")
+    model.save_pretrained(tmp_path)
+    load_pair(spec(folder)).tokenizer.save_pretrained(tmp_path)
+    pair = load_pair(spec(tmp_path, quantize="auto"))
+    assert pair.info.quantization == "llm.int8"
+    layers = [m for m in pair.target.model.modules() if isinstance(m, bitsandbytes.nn.Linear8bitLt)]
+    assert layers and {layer.state.threshold for layer in layers} == {0.0}
+
+
+def comes_as(path, method, **more):
+    """A Llama whose config says that its weights come quantised."""
+    write_model(path, "llama", 1)
+    file = path / "config.json"
+    stored = {"quantization_config": {"quant_method": method}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | stored | more))
+    return path
+
+
+@pytest.mark.parametrize("packed, shown", [(torch.int32, "gptq"), (None, "none")])
+def test_other_forms_are_named_as_they_come(tmp_path, monkeypatch, packed, shown):
+    """GPTQ, AWQ, FP8 and the like: by their name where the weights are packed, and not where they are not."""
+    path = comes_as(tmp_path / "four-bits", "gptq")
+
+    def as_its_library_would(plan):
+        model = LlamaForCausalLM.from_pretrained(tmp_path / "plain").eval()
+        if packed:
+            model.model.layers[0].mlp.register_buffer("qweight", torch.zeros(8, 16, dtype=packed))
+        return model
+
+    write_model(tmp_path / "plain", "llama", 1)
+    monkeypatch.setattr(general, "_read", as_its_library_would)
+    pair = load_pair(spec(path, quantize="auto"))
+    assert pair.info.quantization == shown
+    note = "four-bits comes quantised as gptq, which was unpacked: it runs as float32."
+    assert (note in pair.notes) == (packed is None)
+
+
+def test_weights_that_come_quantised_need_what_they_take(tmp_path, monkeypatch):
+    """And not what they would unquantised; nobody is told to quantise them again."""
+    path = comes_as(tmp_path / "four-bits", "awq")
+    plan = general._plan(str(path), "auto", True, "cpu", "float32", lambda *said: None)
+    size = (path / "model.safetensors").stat().st_size
+    cache = CONTEXT * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, heads, head size, bytes
+    assert (plan.need.form, plan.need.bytes, plan.need.smaller) == ("awq", size + cache, None)
+
+
+def test_memory_while_a_gguf_is_unpacked(tmp_path, monkeypatch):
+    """To float32 in the processor's memory, also where it is to run on a card."""
+    file = write_gguf(tmp_path / "tiny.gguf", 1)
+    parameters = sum(p.numel() for p in make_model("llama", 1).parameters())
+
+    def plan(device):
+        return general._plan(str(file), "none", False, device, "bfloat16", lambda *said: None)
+
+    assert plan("cpu").need.bytes == 4 * parameters and plan("cpu").need.smaller is None
+    assert plan("cuda").need.bytes < 4 * parameters == plan("cuda").unpacking.bytes
+    checked = []
+    monkeypatch.setattr(general, "choose_device", lambda asked: "cuda")
+    monkeypatch.setattr(general.memory, "check", lambda needs, device: checked.append((needs, device)))
+    monkeypatch.setattr(general, "fetch", lambda *given: 1 / 0)
+    with pytest.raises(LoadError, match="could not be loaded"):
+        load_pair(spec(file))
+    assert [device for _, device in checked] == ["cuda", "cpu"]
+    assert checked[1][0][0].bytes == 4 * parameters
 
 
 def test_dtypes_may_differ_between_target_and_draft(folder):
@@ -244,7 +326,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, folder):
 
 
 def test_a_model_that_cannot_take_drafts_back_is_refused_before_its_weights_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(load, "fetch", lambda *args: pytest.fail("fetched"))
+    monkeypatch.setattr(general, "fetch", lambda *args: pytest.fail("fetched"))
     with pytest.raises(LoadError, match="mamba keep a state that cannot be taken back"):
         load_pair(spec(write_model(tmp_path, "mamba", 1)))
 
@@ -275,7 +357,7 @@ def test_a_missing_tokenizer_is_refused(tmp_path):
 
 def test_too_little_memory_is_refused_before_and_while_loading(folder, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(load.memory, "free_bytes", lambda device: 1000)
+        patch.setattr(general.memory, "free_bytes", lambda device: 1000)
         with pytest.raises(LoadError, match="too little memory"):
             load_pair(spec(folder))
 
@@ -293,17 +375,46 @@ def test_a_failing_draft_leaves_no_target_behind(tmp_path, folder, monkeypatch):
 
     draft = spoiled(tmp_path, drop)
 
-    read, models = load._read, []
+    read, models = general._read, []
 
     def watched(plan):
         model = read(plan)
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(load, "_read", watched)
+    monkeypatch.setattr(general, "_read", watched)
     with pytest.raises(LoadError, match="incomplete") as caught:
         load_pair(spec(folder, draft))
     assert caught.value and len(models) == 1 and models[0]() is None
+
+
+@pytest.mark.parametrize("where", ["row_dependence", "fingerprint", "inspect"])
+def test_whatever_fails_is_one_sentence_with_nothing_loaded(folder, monkeypatch, where, caplog):
+    decoders, make = [], general.TransformersDecoder
+
+    def watched(model):
+        decoder = make(model)
+        decoders.append(weakref.ref(decoder))
+        return decoder
+
+    def fail(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(general, "TransformersDecoder", watched)
+    monkeypatch.setattr(general, where, fail)
+    with pytest.raises(LoadError, match="too little memory to load this pair: quantise it further") as caught:
+        load_pair(spec(folder))
+    assert caught.value and all(decoder() is None for decoder in decoders)
+    assert "CUDA out of memory" in caplog.text
+
+
+def test_a_fault_of_the_lean_path_is_a_sentence_too(monkeypatch):
+    def fail(progress):
+        raise RuntimeError("no such kernel.\nmore")
+
+    monkeypatch.setattr(load, "load_embedded", fail)
+    with pytest.raises(LoadError, match=r"could not be loaded \(no such kernel\): check its files"):
+        load_pair(embedded_spec())
 
 
 def test_sizes_that_bitsandbytes_cannot_take_are_refused(tmp_path, monkeypatch):
@@ -313,7 +424,7 @@ def test_sizes_that_bitsandbytes_cannot_take_are_refused(tmp_path, monkeypatch):
     def fail(*args):
         raise RuntimeError("shape '[64, 1]' is invalid for input of size 96")
 
-    monkeypatch.setattr(load, "check_rollback", fail)
+    monkeypatch.setattr(general, "check_rollback", fail)
     with pytest.raises(LoadError, match="bitsandbytes cannot run .* as nf4 on this machine"):
         load_pair(spec(odd, quantize="nf4"))
 
@@ -330,16 +441,6 @@ def test_a_card_that_is_not_there(folder, monkeypatch):
     assert choose_device("auto") == choose_device("cpu") == "cpu"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto") == choose_device("cuda") == "cuda" and choose_device("cpu") == "cpu"
-
-
-def test_dtype(monkeypatch):
-    assert choose_dtype("float16", "cpu", 10**8) == torch.float16
-    assert choose_dtype("auto", "cuda", 10**8) == torch.bfloat16
-    assert choose_dtype("auto", "cpu", 10**8) == choose_dtype("auto", "cpu", None) == torch.float32
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
-    assert choose_dtype("auto", "cpu", 4 * 10**9) == torch.bfloat16
-    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
-    assert choose_dtype("auto", "cpu", 4 * 10**9) == torch.float32
 
 
 # The embedded models.

@@ -15,9 +15,11 @@ from core.models.memory import (
     Need,
     Size,
     check,
+    choose_dtype,
     free_bytes,
     gigabytes,
     needed_bytes,
+    needed_to_load,
     size_of,
 )
 
@@ -75,6 +77,27 @@ def test_the_cache_is_counted_up_to_what_the_model_holds():
     assert needed_bytes(CONFIG, "nf4", "float16") == size.weights("nf4", "float16") + cache
     short = needed_bytes(CONFIG | {"max_position_embeddings": 128}, "nf4", "float16")
     assert short == size.weights("nf4", "float16") + 128 * 24 * 2
+
+
+def test_the_most_that_loading_takes():
+    """The project's forms are packed from whole weights; what comes quantised is as large as its files."""
+    whole = needed_bytes(CONFIG, "none", "float32")
+    assert needed_to_load(CONFIG, "int8", "float32") == needed_to_load(CONFIG, "int4", "float32") == whole
+    assert needed_to_load(CONFIG, "nf4", "float16") == needed_bytes(CONFIG, "nf4", "float16") < whole
+    assert needed_to_load(CONFIG, "none", "float16", stored_bytes=777) == 777 + CONTEXT * 24 * 2
+    assert needed_to_load({}, "none", "float16", 1000, stored_bytes=777) == 777
+    assert needed_to_load({}, "int8", "float16", 1000) == 2000
+    assert needed_to_load({}, "int8", "float16") is None
+
+
+def test_dtype(monkeypatch):
+    assert choose_dtype("float16", "cpu", 10**8) == "float16"
+    assert choose_dtype("auto", "cuda", 10**8) == "bfloat16"
+    assert choose_dtype("auto", "cpu", 10**8) == choose_dtype("auto", "cpu", None) == "float32"
+    monkeypatch.setattr(memory, "has_bfloat16", lambda: True)
+    assert choose_dtype("auto", "cpu", 4 * 10**9) == "bfloat16"
+    monkeypatch.setattr(memory, "has_bfloat16", lambda: False)
+    assert choose_dtype("auto", "cpu", 4 * 10**9) == "float32"
 
 
 def test_what_bitsandbytes_takes_is_within_the_estimate():
@@ -147,7 +170,10 @@ def test_free_memory_of_a_card(monkeypatch):
 
 # --- The check (BQ-02) -------------------------------------------------------------------------------------
 
-NEEDS = [Need("Big-7B", "nf4", 5_000_000_000), Need("Small-1B", "none", 1_500_000_000)]
+NEEDS = [
+    Need("Big-7B", "nf4", 5_000_000_000),
+    Need("Small-1B", "none", 1_500_000_000, smaller="--draft-quantize nf4"),
+]
 
 
 def test_enough_memory_passes():
@@ -161,7 +187,7 @@ def test_too_little_memory_names_the_models_the_figures_and_what_to_do():
     assert str(caught.value) == (
         "There is too little memory: Big-7B about 5.0 GB (nf4) and Small-1B about 1.5 GB (unquantised) would "
         "need 6.9 GB with room to work, and 6.9 GB are free on the card; choose a smaller model, quantise "
-        "(--quantize nf4), or close what else uses it."
+        "(--draft-quantize nf4), or close what else uses it."
     )
     with pytest.raises(LoadError, match="0.10 GB are free in memory; choose a smaller model, or close"):
         check(NEEDS[:1], "cpu", free=100_000_000)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from core.models import quantize
+from core.models import spec as core_spec
 from core.models.errors import LoadError
 from core.models.linear import best_form
 from core.models.quantize import Quantised, choose_form
@@ -48,7 +49,7 @@ def test_on_a_card(asked, size, draft, chosen):
 
 def test_auto_never_promises_what_cannot_be_had(monkeypatch):
     assert choose_form("auto", "cuda", False, 14 * GB, gguf=True) == "none"
-    monkeypatch.setattr(quantize, "_has_bitsandbytes", lambda: False)
+    monkeypatch.setattr(core_spec, "has_bitsandbytes", lambda: False)
     assert choose_form("auto", "cuda", False, 14 * GB) == "none"
     monkeypatch.setattr(quantize, "best_form", lambda form: "float32")
     assert choose_form("auto", "cpu", False, GB) == "none"
@@ -59,6 +60,8 @@ def test_auto_never_promises_what_cannot_be_had(monkeypatch):
 def test_refusals(monkeypatch):
     with pytest.raises(LoadError, match="choose --quantize nf4"):
         choose_form("int4", "cuda", False, GB)
+    with pytest.raises(LoadError, match="choose --draft-quantize nf4"):
+        choose_form("int4", "cuda", True, GB)
     with pytest.raises(LoadError, match="GGUF file cannot be loaded as nf4: choose --quantize none or int8"):
         choose_form("nf4", "cpu", False, GB, gguf=True)
     with pytest.raises(LoadError, match="GGUF file cannot be loaded as llm-int8: choose --quantize none,"):
@@ -66,7 +69,7 @@ def test_refusals(monkeypatch):
     monkeypatch.setattr(quantize, "best_form", lambda form: "bfloat16")
     with pytest.raises(LoadError, match="no fast int4 products"):
         choose_form("int4", "cpu", False, GB)
-    monkeypatch.setattr(quantize, "_has_bitsandbytes", lambda: False)
+    monkeypatch.setattr(quantize, "has_bitsandbytes", lambda: False)
     with pytest.raises(LoadError, match="pip install bitsandbytes"):
         choose_form("llm-int8", "cpu", False, GB)
 
@@ -112,12 +115,18 @@ def test_a_product_gives_the_dtype_it_was_given():
 
 
 def test_bitsandbytes_is_asked_for_what_the_rules_need():
-    nf4 = quantize.loading_config("nf4")
+    nf4 = quantize.loading_config("nf4", "float32")
     assert (nf4.bnb_4bit_quant_type, nf4.bnb_4bit_use_double_quant) == ("nf4", True)
-    assert nf4.bnb_4bit_compute_dtype == torch.bfloat16
-    int8 = quantize.loading_config("llm-int8")
+    int8 = quantize.loading_config("llm-int8", "float16")
     assert int8.load_in_8bit and int8.llm_int8_threshold == 0.0
-    assert quantize.loading_config("none") is None and quantize.loading_config("int8") is None
+    for form in ("none", "int8"):
+        assert quantize.loading_config(form, "float32") is None
+
+
+@pytest.mark.parametrize("dtype, products", [("float32", torch.bfloat16), ("float16", torch.float16)])
+def test_products_of_nf4_are_of_the_type_asked_for(dtype, products):
+    """A T4 has no bfloat16 of its own (docs/SPACE.md)."""
+    assert quantize.loading_config("nf4", dtype).bnb_4bit_compute_dtype == products
 
 
 def test_what_could_not_be_quantised_is_said():
@@ -136,4 +145,28 @@ def test_a_layer_of_bitsandbytes_counts_only_when_its_weights_are_quantised():
     bitsandbytes = pytest.importorskip("bitsandbytes")
     model = make_model("llama", 1)
     model.model.layers[0].mlp.up_proj = bitsandbytes.nn.Linear4bit(64, 128, bias=False, quant_type="nf4")
+    assert quantize.count(model).form == "none"
+
+
+@needs_kernels
+def test_a_form_that_became_another_is_said():
+    """The larger half of the weights has rows that the int4 kernel cannot take."""
+    model = make_model("llama", 1, intermediate_size=100)
+    quantize.apply(model, "int4")
+    found = quantize.count(model)
+    assert found.form == "int8" and found.share < 1
+    assert found.note("int4") == (
+        "Most of this model's weights could not be quantised as int4, and run as int8."
+    )
+    assert Quantised("llm.int8", 1.0).note("llm-int8") is None
+    mixed = make_model("llama", 1, intermediate_size=40)
+    quantize.apply(mixed, "int4")
+    assert "could be quantised as int4" in quantize.count(mixed).note("int4")
+
+
+def test_packed_weights_of_forms_unknown_here_go_by_the_name_they_came_with():
+    model = make_model("gpt2", 1)  # whose masks are no weights
+    assert quantize.count(model, "awq") == Quantised("none", 0.0)
+    model.transformer.h[0].register_buffer("qweight", torch.zeros(4, 4, dtype=torch.int32))
+    assert quantize.count(model, "awq") == Quantised("awq", 1.0)
     assert quantize.count(model).form == "none"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+import torch
 
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
@@ -120,15 +121,52 @@ def test_after_an_error_nothing_is_kept_of_that_reply():
     assert reply_of(engine, PROMPT[:3], greedy(new=3)).reused_tokens == 0
 
 
+def test_after_unusable_numbers_nothing_is_kept_of_that_reply():
+    bad = table(1, 5)
+    pair = toys()
+    pair.target = ToyDecoder(lambda ids: torch.full((5,), torch.nan) if len(ids) > 12 else bad(ids), 200)
+    engine = Engine(pair)
+    reply = reply_of(engine, PROMPT, greedy())
+    assert reply.finish_reason == "error" and reply.token_ids
+    assert engine.cache_bytes == 0
+
+
+def test_a_beginning_is_copied_though_the_draft_has_read_none_of_it():
+    """A plain reply leaves the draft's state empty, and the copy asks it for more than it has."""
+    target, draft = as_decoder(tiny_llama(1, context=900)), as_decoder(tiny_llama(2, layers=1, context=900))
+    engine = Engine(pair_of(target, draft))
+    shared = [IDS[i % len(IDS)] for i in range(300)]
+    reply_of(engine, [*shared, *([7] * 320)], greedy(0, new=3))
+    forked = reply_of(engine, [*shared, 8, 9], greedy(new=8))
+    assert (forked.error, forked.reused_tokens) == (None, 300)
+    cold = reply_of(Engine(pair_of(target, draft)), [*shared, 8, 9], greedy(new=8))
+    assert cold.token_ids == forked.token_ids
+
+
 def test_memory_is_bounded_and_the_least_recently_used_goes_first():
     pair = toys()
-    # A toy's cache takes a byte an id, two models together.
-    engine = Engine(pair, cache_bytes=90)
+    # A toy's cache takes a byte an id, here some 40 with the draft's.
+    engine = Engine(pair, cache_bytes=50)
     for last in (1, 2, 3):
         reply_of(engine, [last] * 16, greedy(new=4))
-        assert 0 < engine.cache_bytes <= engine.cache_limit == 90
+        assert 0 < engine.cache_bytes <= engine.cache_limit + 45
+    assert engine.cache_limit == 50
     assert reply_of(engine, [3] * 16, greedy(new=4)).reused_tokens == 15
     assert reply_of(engine, [1] * 16, greedy(new=4)).reused_tokens == 0
+
+
+def test_the_last_one_used_is_kept_whatever_its_size_and_costs_no_other_its_place():
+    engine = Engine(toys(), cache_bytes=50)
+    reply_of(engine, [1] * 16, greedy(new=4))
+    reply_of(engine, [2] * 120, greedy(new=4))
+    assert reply_of(engine, [2] * 120, greedy(new=4)).reused_tokens == 119
+    assert reply_of(engine, [1] * 16, greedy(new=4)).reused_tokens == 15
+
+
+def test_nothing_is_kept_where_nothing_is_to_be():
+    engine = Engine(toys(), cache_bytes=0)
+    reply_of(engine, PROMPT, greedy())
+    assert engine.cache_bytes == 0 and reply_of(engine, PROMPT, greedy()).reused_tokens == 0
 
 
 def test_no_more_than_so_many_are_kept():
@@ -182,5 +220,6 @@ def test_a_drafter_reads_from_where_its_state_has_got_to():
     state = drafter.new_state()
     drafter.prefill([1, 2, 3], state)
     drafter.prefill([1, 2, 3, 4, 0], state)
-    drafter.prefill([1] * 30, state)  # past its context: the rest is not read
-    assert drafter.model.reads == [(0, 3), (3, 2), (5, 5)] and state.length == 10
+    drafter.prefill([1] * 30, state)  # past its context: nothing will be drafted
+    drafter.prefill([1] * 10, state)
+    assert drafter.model.reads == [(0, 3), (3, 2)] and state.length == 5

@@ -123,7 +123,7 @@ def test_how_a_source_is_named(tmp_path, monkeypatch):
     assert source_kind("owner/model") == "folder"  # one that is there goes first
     assert [source_kind(name) for name in ("./x", "../x", "~/x", str(tmp_path), r"C:\x")] == ["folder"] * 5
     assert source_kind("model.Q4_K_M.GGUF") == source_kind("~/a/b.gguf") == "gguf"
-    for senseless in ("", "x", "a/b/c", "a/b@", "a/b@../c", "-a/b", "a/b c"):
+    for senseless in ("", "x", "a/b/c", "a/b@", "a/b@../c", "a/b@/etc", "-a/b", "a/b c"):
         with pytest.raises(SpecError):
             source_kind(senseless)
 

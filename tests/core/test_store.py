@@ -122,9 +122,14 @@ def test_a_pair_of_the_same_names_and_other_weights_was_not_measured(store, path
     assert store.changed_since_measured(other)
     assert store.changed_since_measured(dataclasses.replace(PAIR, draft_fingerprint="ee" * 32))
     assert not store.changed_since_measured(dataclasses.replace(other, draft="another draft"))
+    record(store, "p", "p", pair=other)  # a plain reply says nothing of the draft
+    assert store.changed_since_measured(other)
     record(store, "ab", pair=other)
-    assert not store.changed_since_measured(other)
-    assert store.changed_since_measured(PAIR)
+    assert not store.changed_since_measured(other) and not store.changed_since_measured(PAIR)
+    alone = dataclasses.replace(PAIR, draft="", draft_fingerprint="", drafter="plain")
+    record(store, "p", pair=alone)
+    assert not store.changed_since_measured(alone)
+    assert store.changed_since_measured(dataclasses.replace(alone, target_fingerprint="ee" * 32))
     path.write_bytes(b"no database")
     assert not store.changed_since_measured(other)
 

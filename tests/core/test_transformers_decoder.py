@@ -13,12 +13,12 @@ from core.drafters.model import ModelDrafter
 from core.engine import Engine
 from core.models.errors import LoadError
 from core.models.pair import Pair
+from core.models.rows import row_dependence
 from core.models.transformers_decoder import (
     TransformersDecoder,
     check_class,
     check_rollback,
     context_length,
-    row_dependence,
 )
 from core.records import Settings
 from tests.core.models_on_disk import CONTEXT, FAMILIES, VOCABULARY, WINDOW, make_model
@@ -166,15 +166,37 @@ def test_rollback_is_checked(decoder):
     check_rollback(decoder)
 
 
-def test_a_running_state_is_refused(monkeypatch):
+def test_a_running_state_is_refused():
     model = make_model("mamba", 1)
     with pytest.raises(LoadError, match="mamba keep a state that cannot be taken back"):
         TransformersDecoder(model)
-    # A class that does not say so is found out by trying.
-    monkeypatch.setattr(type(model), "_is_stateful", False)
-    model.config.max_position_embeddings = CONTEXT
-    with pytest.raises(LoadError, match="mamba keep a state that cannot be taken back"):
-        check_rollback(TransformersDecoder(model))
+
+
+def test_what_a_model_raises_is_not_taken_for_a_running_state(monkeypatch):
+    model = make_model("llama", 1)
+
+    def fail(*args):
+        raise ValueError("a shape that does not fit")
+
+    monkeypatch.setattr(model.model.layers[1].mlp, "forward", fail)
+    with pytest.raises(ValueError, match="a shape that does not fit"):
+        TransformersDecoder(model)
+
+
+def test_a_head_that_masks_ids_is_no_fault():
+    """Rule 5: minus infinity is a mask."""
+
+    class Masking(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x).index_fill(-1, torch.tensor([3, 4]), -torch.inf)
+
+    model = make_model("llama", 1)
+    head = Masking(64, VOCABULARY, bias=False)
+    head.weight = model.lm_head.weight
+    model.lm_head = head
+    decoder = TransformersDecoder(model)
+    check_rollback(decoder)
+    assert decoder.next_logits([1], decoder.new_cache())[3] == -torch.inf
 
 
 def test_an_encoder_is_refused():
@@ -194,7 +216,7 @@ def test_a_cache_that_loses_what_it_read_is_noticed(monkeypatch):
     """The same after a crop as from a fresh cache, and both wrong."""
     decoder = TransformersDecoder(make_model("llama", 1))
     layer_class = decoder.new_cache().layers.layer_class_to_replicate
-    monkeypatch.setattr(layer_class, "update", lambda self, keys, values, *args: (keys, values))
+    monkeypatch.setattr(layer_class, "update", lambda self, keys, values, *args, **kwargs: (keys, values))
     with pytest.raises(LoadError, match="cannot be taken back"):
         check_rollback(decoder)
 
@@ -220,21 +242,6 @@ def test_rows_of_a_float32_model_depend_on_no_later_row(decoder):
     found = row_dependence(decoder)
     assert found.later == 0
     assert found.alone < 1e-4
-
-
-def test_a_row_that_sees_later_rows_is_noticed_and_said():
-    """An activation scale shared by all rows, as in a product quantised for the whole tensor at once."""
-    model = make_model("llama", 1)
-
-    def shared_scale(module, inputs):
-        scale = inputs[0].abs().max() / 127
-        return ((inputs[0] / scale).round() * scale,)
-
-    for layer in model.model.layers:
-        layer.mlp.down_proj.register_forward_pre_hook(shared_scale)
-    found = row_dependence(TransformersDecoder(model))
-    assert found.later > 1e-6
-    assert "depends on the tokens behind it" in found.sentence
 
 
 # Rule 14, with real models of a tiny vocabulary: window and tied head here, plain attention there.

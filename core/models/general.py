@@ -1,0 +1,391 @@
+"""Any pair that transformers can read, and the embedded one where more than its lean path is asked for.
+
+In this order, so that what cannot work is refused before anything large moves: the small files of both
+models, their architectures, their vocabularies id by id, the memory; then the weights are fetched and loaded,
+and the models tested as they stand: whether a draft can be taken back (``core.models.transformers_decoder``),
+and how far a token's score depends on its neighbours (``core.models.rows``). ``core.models.load`` sees that
+nothing stays loaded where a step fails.
+
+Nothing falls back silently: ``PairInfo`` names what runs, found by looking at the loaded models, and a note
+says where that is less than was asked for. Code that comes with a model is never run, and pickled weights,
+which are code, are never read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from core.chat import NO_TEMPLATE
+from core.drafters.base import Drafter
+from core.drafters.model import ModelDrafter
+from core.models import Progress, memory, quantize, silent
+from core.models.checkpoint import Checkpoint, fetch, fingerprint, inspect
+from core.models.decoder import DecoderShape
+from core.models.embedded import DRAFT_FILE
+from core.models.errors import LoadError, first_line, is_out_of_memory
+from core.models.linear import best_form
+from core.models.pair import NO_DRAFT, Pair, distilled_draft, warm_up
+from core.models.rows import row_dependence
+from core.models.spec import EMBEDDED, PairSpec, quantize_flag
+from core.models.transformers_decoder import (
+    TransformersDecoder,
+    check_class,
+    check_rollback,
+    context_length,
+)
+from core.models.vocabulary import compare
+from core.records import PairInfo
+from core.text import end_token_ids
+
+log = logging.getLogger(__name__)
+
+QUICK = 500_000_000  # parameters below which a pass is so quick on a processor that every row count is tested
+SUGGESTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def choose_device(asked: str) -> str:
+    """ "cuda" or "cpu". Raises LoadError where a card is asked for and none can be used."""
+    if asked == "cuda" and not torch.cuda.is_available():
+        raise LoadError(
+            "There is no CUDA card that this torch can use: choose --device cpu, or install a torch with "
+            "CUDA."
+        )
+    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one model of a pair is to run; nothing of it is loaded yet."""
+
+    checkpoint: Checkpoint
+    config: transformers.PreTrainedConfig
+    tokenizer: transformers.PreTrainedTokenizerBase
+    draft: bool
+    device: str
+    form: str  # of ``core.models.spec.QUANTIZE``, but not "auto"
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return self.checkpoint.name
+
+    @property
+    def rows(self) -> int:
+        """Width of the logits."""
+        return self.config.get_text_config(decoder=True).vocab_size
+
+    @property
+    def flag(self) -> str:
+        return quantize_flag(self.draft)
+
+    @property
+    def stored_form(self) -> str | None:
+        """How the weights come quantised, where they run as they come."""
+        return None if self.checkpoint.kind == "gguf" else self.checkpoint.quantized
+
+    @property
+    def need(self) -> memory.Need:
+        """The most memory it takes on its device."""
+        found = self.checkpoint
+        stored = found.weight_bytes if self.stored_form else None
+        size = memory.needed_to_load(found.config, self.form, self.dtype, found.parameters, stored)
+        if self.device == "cpu":
+            size = max(size or 0, self.unpacking.bytes)
+        smaller = None if self.form == "nf4" or found.quantized else f"{self.flag} nf4"
+        return memory.Need(self.name, self.stored_form or self.form, size or 0, smaller)
+
+    @property
+    def unpacking(self) -> memory.Need:
+        """Of the processor's memory: a GGUF file is unpacked there to float32, wherever it is to run."""
+        found = self.checkpoint
+        whole = memory.DTYPE_BYTES["float32"] * (found.parameters or 0) if found.kind == "gguf" else 0
+        return memory.Need(self.name, "unpacked", whole)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def load_general(spec: PairSpec, say: Progress) -> Pair:
+    """The pair ``spec`` asks for, ready to run. Raises LoadError, and whatever libraries raise."""
+    plans = plan_models(spec, say)
+    target, draft = plans[0], plans[1] if len(plans) > 1 else None
+    device, distilled = target.device, spec.draft == EMBEDDED
+    notes = list(compare(target.tokenizer, draft.tokenizer, target.rows, draft.rows)) if draft else []
+    memory.check([plan.need for plan in plans], device)
+    for plan in plans:  # one after the other: nothing of the first is left there
+        if device == "cuda" and plan.unpacking.bytes:
+            memory.check([plan.unpacking], "cpu")
+    plans = [replace(plan, checkpoint=fetch(plan.checkpoint, say)) for plan in plans]
+
+    loaded = [_load_model(plan, say) for plan in plans]
+    models = [model for model, _ in loaded]
+    notes += [note for plan, (_, form) in zip(plans, loaded, strict=True) for note in _notes(plan, form)]
+    if not target.tokenizer.chat_template:
+        notes.insert(0, NO_TEMPLATE)
+    say("Checking that rows are scored independently", None)
+    is_quick = device == "cuda" or (target.checkpoint.parameters or QUICK) < QUICK
+    exactness = row_dependence(models[0], thorough=is_quick).sentence
+    drafter, about_draft = _draft(spec, models, plans, [form for _, form in loaded], say)
+    if distilled and device == "cuda":
+        notes.append("The embedded draft runs on the CPU, the target on the card.")
+    return Pair(
+        info=PairInfo(
+            pair=spec.name,
+            target=target.name,
+            target_fingerprint=fingerprint(plans[0].checkpoint, say),
+            quantization=loaded[0][1].form,
+            dtype=_word(models[0].model.get_input_embeddings().weight.dtype),
+            device=models[0].device.type,
+            context_length=models[0].context_length,
+            exactness_note=exactness,
+            **about_draft,
+        ),
+        tokenizer=target.tokenizer,
+        target=models[0],
+        drafter=drafter,
+        end_ids=frozenset().union(*map(_end_ids, plans)),
+        suggested=suggested_settings(target.checkpoint.generation_config),
+        notes=tuple(notes),
+    )
+
+
+def _check_embedded_draft(spec: PairSpec) -> None:
+    if spec.draft != EMBEDDED:
+        return
+    if spec.target != EMBEDDED:
+        raise LoadError(
+            "The embedded draft works with the embedded target only: name another draft with --draft, "
+            "or none for the target alone."
+        )
+    if spec.draft_quantize in quantize.BITSANDBYTES:
+        raise LoadError(
+            f"The embedded draft cannot run as {spec.draft_quantize}: choose --draft-quantize int4, int8 or "
+            "none."
+        )
+
+
+def _end_ids(plan: Plan) -> frozenset[int]:
+    config = plan.checkpoint.config
+    return end_token_ids(plan.tokenizer, config, config.get("text_config"), plan.checkpoint.generation_config)
+
+
+def suggested_settings(generation_config: Mapping | None) -> dict[str, float]:
+    """Fields of ``Settings`` that a generation_config suggests; none where it says not to sample."""
+    given = generation_config or {}
+    if given.get("do_sample") is False:
+        return {}
+    given = {name: given.get(name) for name in SUGGESTED}
+    return {name: value for name, value in given.items() if type(value) in (int, float)}
+
+
+def _draft(
+    spec: PairSpec,
+    models: Sequence[TransformersDecoder],
+    plans: Sequence[Plan],
+    forms: Sequence[quantize.Quantised],
+    say: Progress,
+) -> tuple[Drafter | None, dict]:
+    """The drafter and the fields of ``PairInfo`` about it."""
+    if not spec.draft:
+        return None, dict(NO_DRAFT)
+    target = models[0]
+    if spec.draft == EMBEDDED:
+        say("Packing the draft for this processor", None)
+        drafter, about = _embedded_draft(spec.draft_quantize, target, plans[0])
+        warm_up(target, drafter)
+        return drafter, about
+    draft = models[1]
+    say("Taking fingerprints of the weights", None)
+    return ModelDrafter(draft, vocabulary=target.vocabulary), dict(
+        draft=plans[1].name,
+        draft_fingerprint=fingerprint(plans[1].checkpoint, say),
+        draft_quantization=forms[1].form,
+        draft_dtype=_word(draft.model.get_input_embeddings().weight.dtype),
+        draft_context_length=draft.context_length,
+        drafter=ModelDrafter.name,
+    )
+
+
+def _embedded_draft(asked: str, target: TransformersDecoder, plan: Plan) -> tuple[ModelDrafter, dict]:
+    """The distilled draft, which reads through the embedding of the target that it was made for."""
+    form = {"none": "float32", "int8": best_form("int8")}.get(asked) or best_form("int4")
+    head = "float32" if asked == "none" else best_form("int8")
+    embedding = target.model.get_input_embeddings().weight.detach().cpu()
+    return distilled_draft(
+        DRAFT_FILE, DecoderShape.from_config(plan.checkpoint.config), embedding, form, head
+    )
+
+
+def _notes(plan: Plan, form: quantize.Quantised) -> list[str]:
+    """Sentences on how one model runs, where that is not what one might think."""
+    notes = []
+    if plan.checkpoint.kind == "gguf":
+        runs = plan.dtype if form.form == "none" else form.form
+        notes.append(
+            f"The weights in {plan.name} were unpacked and run as {runs}, not as the file keeps them."
+        )
+    if plan.stored_form and form.form == "none":
+        notes.append(
+            f"{plan.name} comes quantised as {plan.stored_form}, which was unpacked: it runs as {plan.dtype}."
+        )
+    if (less := form.note(plan.form)) is not None:
+        notes.append(f"{plan.name}: {less}")
+    names, held = plan.config.get_text_config(decoder=True), context_length(plan.config)
+    if held < (names.max_position_embeddings or 0):
+        notes.append(
+            f"{plan.name} is held to {held:,} of its {names.max_position_embeddings:,} tokens: beyond them "
+            "it turns positions otherwise, and what was read before would no longer fit."
+        )
+    return notes
+
+
+# What the small files say.
+
+
+def plan_models(spec: PairSpec, say: Progress = silent) -> list[Plan]:
+    """How the models of a pair would run, target first; the distilled draft is none of them.
+
+    Only small files are fetched. Raises LoadError for what speaks against the pair already.
+    """
+    _check_embedded_draft(spec)
+    device = choose_device(spec.device)
+    plans = [_plan(spec.target, spec.quantize, False, device, spec.dtype, say)]
+    if spec.draft and spec.draft != EMBEDDED:
+        plans.append(_plan(spec.draft, spec.draft_quantize, True, device, spec.dtype, say))
+    return plans
+
+
+def _plan(source: str, asked: str, draft: bool, device: str, dtype: str, say: Progress) -> Plan:
+    say(f"Looking at {source}", None)
+    checkpoint = inspect(source, say)
+    config = _config(checkpoint)
+    bytes_16bit = None if checkpoint.parameters is None else 2 * checkpoint.parameters
+    gguf = checkpoint.kind == "gguf"
+    prepared = None if gguf else checkpoint.quantized
+    if prepared and asked != "auto":
+        raise LoadError(
+            f"{checkpoint.name} comes already quantised ({prepared}): leave {quantize_flag(draft)} away, "
+            "or name the original model."
+        )
+    if prepared:
+        quantize.keep_rows_apart(config)
+    return Plan(
+        checkpoint,
+        config,
+        _tokenizer(checkpoint),
+        draft,
+        device,
+        "none" if prepared else quantize.choose_form(asked, device, draft, bytes_16bit, gguf),
+        memory.choose_dtype(dtype, device, bytes_16bit),
+    )
+
+
+def _where(checkpoint: Checkpoint) -> dict:
+    """The arguments by which transformers finds a checkpoint: no network, no code but its own."""
+    where = dict(
+        pretrained_model_name_or_path=checkpoint.folder, local_files_only=True, trust_remote_code=False
+    )
+    return where | (dict(gguf_file=checkpoint.gguf_file) if checkpoint.gguf_file else {})
+
+
+def _config(checkpoint: Checkpoint) -> transformers.PreTrainedConfig:
+    """The config, of an architecture that can run here. Raises LoadError with what is in the way."""
+    name = checkpoint.name
+    try:
+        config = transformers.AutoConfig.from_pretrained(**_where(checkpoint))
+    except Exception as error:  # of many kinds: each library that checks it has its own
+        raise LoadError(
+            f"The config of {name} cannot be used ({first_line(error)}): fetch it anew."
+        ) from error
+    model_class = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
+        raise LoadError(
+            f"{name} is of type {config.model_type}, which is no causal language model: choose one "
+            "that writes text."
+        )
+    check_class(model_class, config)
+    context_length(config)
+    return config
+
+
+def _tokenizer(checkpoint: Checkpoint) -> transformers.PreTrainedTokenizerBase:
+    try:
+        return transformers.AutoTokenizer.from_pretrained(**_where(checkpoint))
+    except Exception as error:  # as above
+        raise LoadError(
+            f"The tokenizer of {checkpoint.name} cannot be read ({first_line(error)}): put its files "
+            "beside the weights."
+        ) from error
+
+
+# The weights.
+
+
+def _load_model(plan: Plan, say: Progress) -> tuple[TransformersDecoder, quantize.Quantised]:
+    """The model, tested, and what of it is quantised."""
+    say(f"Loading {plan.name}", None)
+    transformers.utils.logging.disable_progress_bar()  # progress is told through ``Progress``
+    problem = None
+    try:
+        model = _read(plan)
+        quantize.apply(model, plan.form)
+        decoder = TransformersDecoder(model)
+        say(f"Checking that {plan.name} can take drafts back", None)
+        check_rollback(decoder)
+        return decoder, quantize.count(model, plan.stored_form)
+    except LoadError:
+        raise
+    except Exception as error:
+        log.info("%s could not be loaded", plan.name, exc_info=True)
+        problem = _sentence(plan, error)
+    raise LoadError(problem)
+
+
+def _read(plan: Plan):
+    """The model as transformers reads it, complete and wholly on its device."""
+    where = {"": torch.cuda.current_device() if plan.device == "cuda" else "cpu"}
+    how = _where(plan.checkpoint) | dict(
+        dtype=getattr(torch, plan.dtype), device_map=where, output_loading_info=True
+    )
+    if plan.checkpoint.kind == "gguf":
+        how |= dict(quantization_config=transformers.GgufConfig(dequantize=True))
+    else:
+        how |= dict(use_safetensors=True)
+        if plan.stored_form:
+            how |= dict(config=plan.config)
+        if (config := quantize.loading_config(plan.form, plan.dtype)) is not None:
+            how |= dict(quantization_config=config)
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(**how)
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise LoadError(
+            f"The weights of {plan.name} are incomplete ({len(missing)} missing, the first is {missing[0]}): "
+            "fetch them anew."
+        )
+    return model.eval()
+
+
+def _sentence(plan: Plan, error: Exception) -> str:
+    """One sentence for what went wrong while loading."""
+    line = first_line(error)
+    if is_out_of_memory(error):
+        quantise = f"quantise it ({plan.need.smaller}), " if plan.need.smaller else ""
+        return (
+            f"There was too little memory to load {plan.name} on {plan.device}: {quantise}choose a smaller "
+            "model, or close what else uses the memory."
+        )
+    if isinstance(error, SafetensorError | OSError):
+        return f"The weights of {plan.name} cannot be read ({line}): fetch them anew."
+    if plan.form in quantize.BITSANDBYTES:
+        return (
+            f"bitsandbytes cannot run {plan.name} as {plan.form} on this machine ({line}): choose another "
+            f"{plan.flag}, for instance none."
+        )
+    return f"{plan.name} could not be loaded ({line}): check its files, or choose another model."

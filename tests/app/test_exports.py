@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import gradio as gr
+import pytest
+
+from app.exports import Exports
+from core.store import Store
+from tests.core.builders import record
+
+
+def test_a_file_of_its_own_each_time_and_nothing_left_of_what_failed(tmp_path):
+    with gr.Blocks(analytics_enabled=False):
+        exports = Exports("file")
+    with contextlib.closing(Store(tmp_path / "record.db")) as store:
+        first, *_ = record(store, "aab")
+        record(store, "p")
+        all_of_it, one = exports.write(store, "replies"), exports.write(store, "replies", first)
+        with pytest.raises(gr.Error, match="There is no session nobody"):
+            exports.write(store, "replies", "nobody")
+    assert [len(Path(path).read_bytes().splitlines()) for path in (all_of_it, one)] == [3, 2]
+    folder = Path(exports._folder.name)
+    assert {Path(path).parent for path in (all_of_it, one)} == set(folder.iterdir())
+    assert Path(one).name.startswith("redline-replies-")
