@@ -2,8 +2,12 @@
 
 In this order, so that what cannot work is refused before anything large moves: the small files of both
 models, their architectures, their vocabularies id by id, the memory; then the weights are fetched and loaded,
-and the models tested as they stand (``core.models.transformers_decoder``): whether a draft can be taken back,
+and the models tested as they stand (``core.models.checks``): whether a draft can be taken back,
 and how far a token's score depends on its neighbours. Where a step fails nothing stays loaded.
+
+A model of the Llama family runs on the lean decoder (``core.models.decoder``), any other through the modules
+of transformers (``core.models.transformers_decoder``). Lean weights are packed from a model that transformers
+has read, whose own scores the packed ones must match.
 
 Nothing falls back silently: ``PairInfo`` names what runs, found by looking at the loaded models, and a note
 says where that is less than was asked for. Code that comes with a model is never run, and pickled weights,
@@ -17,6 +21,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -31,7 +36,8 @@ from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
 from core.models import Progress, memory, quantize
 from core.models.checkpoint import Checkpoint, fetch, fingerprint, inspect
-from core.models.decoder import DecoderShape
+from core.models.checks import agreement, row_dependence
+from core.models.decoder import Decoder, DecoderShape, lean_reason
 from core.models.embedded import DRAFT_FILE, load_embedded
 from core.models.errors import LoadError
 from core.models.linear import best_form
@@ -42,7 +48,8 @@ from core.models.transformers_decoder import (
     check_class,
     check_rollback,
     context_length,
-    row_dependence,
+    unusable_sentence,
+    whole_pass,
 )
 from core.models.vocabulary import compare
 from core.records import PairInfo
@@ -54,7 +61,11 @@ log = logging.getLogger(__name__)
 # On a processor with bfloat16 products, models above this many bytes (in 16 bits) run in bfloat16.
 # Smaller ones run in float32, whose rounding is so small that a row hardly depends on its neighbours.
 LARGE = 1e9
+LEAN_FORMS = {"cpu": ("none", "int8", "int4", "nf4"), "cuda": ("none", "nf4")}  # of the lean decoder
 SUGGESTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+Model = Decoder | TransformersDecoder
 
 
 def load_pair(spec: PairSpec, progress: Progress | None = None) -> Pair:
@@ -162,10 +173,22 @@ class Plan:
     def need(self) -> memory.Need:
         """The most memory it takes: the project's forms are packed from weights that are whole at first."""
         forms = {self.form, "none"} if self.form in ("int8", "int4") else {self.form}
-        dtype = _word(self.dtype)
-        parameters = self.checkpoint.parameters
-        sizes = [memory.needed_bytes(self.checkpoint.config, f, dtype, parameters=parameters) for f in forms]
-        return memory.Need(self.name, self.form, max(size or 0 for size in sizes))
+        return memory.Need(self.name, self.form, max(map(self._bytes, forms)))
+
+    def _bytes(self, form: str) -> int:
+        config, parameters = self.checkpoint.config, self.checkpoint.parameters
+        return memory.needed_bytes(config, form, _word(self.dtype), parameters=parameters) or 0
+
+    @property
+    def not_lean(self) -> str | None:
+        """Why it runs through transformers' modules, in a few words; None for the lean decoder."""
+        if self.checkpoint.kind != "gguf" and self.checkpoint.quantized:
+            return "it comes already quantised"
+        if self.form not in LEAN_FORMS[self.device]:
+            return f"{self.form} is not among the lean forms"
+        if self.form == "nf4" and self._bytes("none") > (memory.free_bytes("cpu") or math.inf):
+            return "there is too little memory to read it whole before it is quantised"
+        return lean_reason(self.config.to_dict())
 
 
 def _word(dtype: torch.dtype) -> str:
@@ -202,7 +225,7 @@ def _load_general(spec: PairSpec, device: str, say: Progress) -> Pair:
             target=target.name,
             target_fingerprint=fingerprint(plans[0].checkpoint),
             quantization=loaded[0][1].form,
-            dtype=_word(models[0].model.get_input_embeddings().weight.dtype),
+            dtype=_runs_in(models[0], loaded[0][1]),
             device=models[0].device.type,
             context_length=models[0].context_length,
             exactness_note=exactness,
@@ -233,7 +256,7 @@ def suggested_settings(generation_config: Mapping | None) -> dict[str, float]:
 
 def _draft(
     spec: PairSpec,
-    models: Sequence[TransformersDecoder],
+    models: Sequence[Model],
     plans: Sequence[Plan],
     forms: Sequence[quantize.Quantised],
     say: Progress,
@@ -248,21 +271,19 @@ def _draft(
     return ModelDrafter(draft, vocabulary=target.vocabulary), dict(
         draft=plans[1].name,
         draft_quantization=forms[1].form,
-        draft_dtype=_word(draft.model.get_input_embeddings().weight.dtype),
+        draft_dtype=_runs_in(draft, forms[1]),
         draft_context_length=draft.context_length,
         drafter=ModelDrafter.name,
     )
 
 
-def _embedded_draft(
-    spec: PairSpec, target: TransformersDecoder, plan: Plan, say: Progress
-) -> tuple[Drafter, dict]:
+def _embedded_draft(spec: PairSpec, target: Model, plan: Plan, say: Progress) -> tuple[Drafter, dict]:
     """The distilled draft, which reads through the embedding of the target that it was made for."""
     asked = spec.draft_quantize
     say("Packing the draft for this processor", None)
     form = {"none": "float32", "int8": best_form("int8")}.get(asked) or best_form("int4")
     head = "float32" if asked == "none" else best_form("int8")
-    embedding = target.model.get_input_embeddings().weight.detach().cpu()
+    embedding = _embedding(target).cpu()
     shape = DecoderShape.from_config(plan.checkpoint.config)
     model, head_ids, packed_fingerprint = distilled_draft(DRAFT_FILE, shape, embedding, form, head)
     drafter = ModelDrafter(model, head_ids)
@@ -275,6 +296,18 @@ def _embedded_draft(
         draft_context_length=model.context_length,
         drafter=ModelDrafter.name,
     )
+
+
+def _embedding(model: Model) -> torch.Tensor:
+    if isinstance(model, Decoder):
+        return model.embedding
+    return model.model.get_input_embeddings().weight.detach()
+
+
+def _runs_in(model: Model, form: quantize.Quantised) -> str:
+    """The dtype a model's products are in: a lean one's quantised products take its activations."""
+    lean = isinstance(model, Decoder) and form.form != "none"
+    return _word(model.dtype if lean else _embedding(model).dtype)
 
 
 def _notes(plan: Plan, form: quantize.Quantised) -> list[str]:
@@ -367,12 +400,18 @@ def _first_line(error: Exception) -> str:
 # The weights.
 
 
-def _load_model(plan: Plan, say: Progress) -> tuple[TransformersDecoder, quantize.Quantised]:
+def _load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
     """The model, tested, and what of it is quantised."""
     say(f"Loading {plan.name}", None)
     transformers.utils.logging.disable_progress_bar()  # progress is told through ``Progress``
     problem = None
     try:
+        reason = plan.not_lean
+        if reason is None:
+            if (decoder := _lean(plan)) is not None:
+                return decoder, quantize.count_lean(decoder)
+            reason = "its scores came out otherwise"
+        log.info("%s runs through transformers' modules: %s", plan.name, reason)
         model = _read(plan)
         quantize.apply(model, plan.form)
         decoder = TransformersDecoder(model)
@@ -387,9 +426,34 @@ def _load_model(plan: Plan, say: Progress) -> tuple[TransformersDecoder, quantiz
     raise LoadError(problem)
 
 
+def _lean(plan: Plan) -> Decoder | None:
+    """The model as a lean decoder; None where it does not score as transformers' own modules do."""
+    bits = plan.form == "nf4"  # quantised on its own device, layer by layer, from weights in main memory
+    model = _read(replace(plan, form="none", device="cpu") if bits else replace(plan, form="none"))
+    uncached = whole_pass(model, min(model.get_input_embeddings().num_embeddings, plan.rows))
+    if not uncached.isfinite().all():
+        raise LoadError(unusable_sentence(plan.config))
+    decoder = Decoder.from_model(
+        model,
+        quantize.maker(plan.form, plan.dtype),
+        quantize.maker(plan.form, plan.dtype, head=True),
+        _place(plan.device),
+    )
+    found = agreement(decoder, uncached)
+    # The pass it is compared with was not quantised: a part of the difference is the form's own.
+    if not found.holds(0.5 if plan.form == "none" else 1.0):
+        log.warning("The lean decoder scores %s otherwise than transformers: %s", plan.name, found)
+        return None
+    return decoder
+
+
+def _place(device: str) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+
+
 def _read(plan: Plan):
     """The model as transformers reads it, complete and wholly on its device."""
-    where = {"": torch.cuda.current_device() if plan.device == "cuda" else "cpu"}
+    where = {"": _place(plan.device)}
     how = _where(plan.checkpoint) | dict(dtype=plan.dtype, device_map=where, output_loading_info=True)
     if plan.checkpoint.kind == "gguf":
         how |= dict(quantization_config=transformers.GgufConfig(dequantize=True))

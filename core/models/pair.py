@@ -19,11 +19,11 @@ from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
 from core.models import Progress
 from core.models.base import Scorer
+from core.models.checks import row_dependence
 from core.models.decoder import Decoder, DecoderShape
 from core.models.draft_file import HEAD, draft_metadata, load_draft
-from core.models.linear import FORMS, best_form, row_dependence
+from core.models.linear import FORMS, best_form
 from core.records import PairInfo, Settings
-from core.settings import MAX_DRAFT_TOKENS
 from core.text import end_token_ids
 
 
@@ -67,7 +67,7 @@ def build_embedded_pair(
     target = Decoder.from_tensors(shape, tensors, FORMS[form], embedding, FORMS[head_form](embedding))
     draft, head_ids, draft_fingerprint = distilled_draft(draft_file, shape, embedding, form, head_form)
     say("Checking that rows are scored independently", None)
-    note = _exactness_note(target)
+    note = row_dependence(target).sentence
     drafter = ModelDrafter(draft, head_ids)
     say("Warming up", None)
     warm_up(target, drafter)
@@ -133,18 +133,3 @@ def distilled_draft(
         shape, tensors, FORMS[form], embedding, lambda hidden: score(project(hidden)), "", len(head_ids)
     )
     return decoder, head_ids, draft_metadata(file)["fingerprint"]
-
-
-def _exactness_note(target: Decoder) -> str | None:
-    """Rule 13's self-test on the products of one layer and the head: None where rows are bit-equal."""
-    layer, size = target.layers[0], target.shape.hidden
-    worst = max(
-        row_dependence(product, size, MAX_DRAFT_TOKENS + 1)
-        for product in (layer.qkv, layer.gate_up, target.head)
-    )
-    if worst == 0:
-        return None
-    return (
-        "On this machine a token scored beside others differs slightly from the same token scored alone"
-        f" (by up to {worst:.1e}), so replies are exact up to rounding."
-    )

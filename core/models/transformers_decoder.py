@@ -12,23 +12,17 @@ Knows one sequence at a time, no sampling, no tokenizer, and not where the model
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from core.models.base import Scorer, Stop
+from core.models.base import Stop
+from core.models.checks import PROBED, agreement, probe
 from core.models.errors import LoadError
 
 PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of one pass
 _GROWTH = 256  # positions by which a buffer grows at least
-# Row counts the row test tries: those of small drafts, and the most a round can have.
-ROW_COUNTS = (2, 3, 4, 5, 9, 17)
-_ALONE = 5  # rows that are scored alone too: as many passes, of a second each with a large model on a CPU
-# The same passes after a crop and from a fresh cache: equal but for kernels that add in varying order.
-_ROUNDING = 1e-3
 # What models raise that are given a cache of another kind than their own.
 _UNFIT = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
 
@@ -223,98 +217,30 @@ def _long_rope_starts(config) -> Iterator[int]:
             yield start or getattr(config, "original_max_position_embeddings", config.max_position_embeddings)
 
 
-def _some_ids(scorer: Scorer, count: int, seed: int) -> list[int]:
-    return random.Random(seed).choices(range(min(scorer.readable_ids, scorer.vocabulary)), k=count)
-
-
-def _difference(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference in probability between two sets of logits; NaN where any is."""
-    return (one.double().softmax(-1) - other.double().softmax(-1)).abs().max().item()
-
-
 @torch.inference_mode()
+def whole_pass(model, size: int) -> torch.Tensor:
+    """What ``core.models.checks.agreement`` compares with: logits of a pass without a cache, over ids below
+    ``size``, float32 on the CPU."""
+    ids = torch.tensor([probe(size)], device=model.get_input_embeddings().weight.device)
+    return model(ids, use_cache=False).logits[0, -PROBED:].float().cpu()
+
+
 def check_rollback(decoder: TransformersDecoder) -> None:
-    """Reads 12 ids, crops to 5, reads others, and compares with a fresh cache and with a pass without any.
-
-    Raises LoadError where the scores differ by more than rounding, or the model cannot use such a cache.
-    """
+    """Raises LoadError where a model cannot take ids back, or gives no usable numbers."""
     config = decoder.model.config
-    first, others, strange = _some_ids(decoder, 12, 1), _some_ids(decoder, 4, 2), _some_ids(decoder, 5, 5)
-
-    def after(prefix: list[int], cache: TransformersCache) -> torch.Tensor:
-        decoder.logits(prefix, cache)
-        cache.crop(5)
-        return decoder.logits(others, cache)
-
     try:
-        cropped = after(first, decoder.new_cache())
-        fresh = after(first[:5], decoder.new_cache())
-        elsewhere = after(strange, decoder.new_cache())
-        ids = torch.tensor([first[:5] + others], device=decoder.device)
-        uncached = decoder.model(ids, use_cache=False).logits[0, 5:].float().cpu()
+        uncached = whole_pass(decoder.model, min(decoder.readable_ids, decoder.vocabulary))
+        found = agreement(decoder, uncached)
     except _UNFIT as error:
         raise LoadError(_no_rollback_sentence(config)) from error
-    if not fresh.isfinite().all():
-        raise LoadError(
-            f"This {config.model_type} model gives unusable numbers (NaN or infinite) as it was loaded: "
-            "choose another --dtype, for instance bfloat16, or check its files."
-        )
-    # Rounding is large in 16 bits and after quantisation, so what counts as the same without a cache is
-    # measured against what another beginning would have made of it.
-    same = _difference(fresh, uncached) <= max(_ROUNDING, _difference(elsewhere, uncached) / 2)
-    if not (same and _difference(cropped, fresh) <= _ROUNDING):
+    if not found.finite:
+        raise LoadError(unusable_sentence(config))
+    if not found.holds():
         raise LoadError(_no_rollback_sentence(config))
 
 
-@dataclass(frozen=True)
-class RowDependence:
-    """How far a row of a pass depends on its neighbours: largest differences in probability.
-
-    ``later`` is between a row and the same row before another last id (0 where bit-equal: causality);
-    ``alone`` between a row of a pass and the same id scored in a pass of its own.
-    """
-
-    later: float
-    alone: float
-
-    @property
-    def sentence(self) -> str | None:
-        """What the page says; None where rows are bit-equal."""
-        if self.later:
-            return (
-                "On this machine the score of a token depends on the tokens behind it"
-                f" (by up to {self.later:.1e} in probability), so replies are exact up to that difference."
-            )
-        if self.alone:
-            return (
-                "On this machine a token scored beside others differs slightly from the same token scored"
-                f" alone (by up to {self.alone:.1e} in probability), so replies are exact up to rounding."
-            )
-        return None
-
-
-@torch.inference_mode()
-def row_dependence(scorer: Scorer, counts: Sequence[int] = ROW_COUNTS) -> RowDependence:
-    """Rule 13's self-test on a whole model, behind a short prompt, at each row count its context allows."""
-    prompt, ids = _some_ids(scorer, 8, 3), _some_ids(scorer, max(counts), 4)
-    counts = [rows for rows in counts if len(prompt) + rows <= scorer.context_length]
-    cache = scorer.new_cache()
-    scorer.prefill(prompt, cache)
-    single = torch.stack([scorer.next_logits([token], cache) for token in ids[:_ALONE]])
-
-    def scored(rows: list[int]) -> torch.Tensor:
-        cache.crop(len(prompt))
-        return scorer.logits(rows, cache)
-
-    later = alone = 0.0
-    for rows in counts:
-        calm = scored(ids[:rows])
-        other_last = scored([*ids[: rows - 1], (ids[rows - 1] + 1) % scorer.readable_ids])
-        later = max(later, _bits(calm[:-1], other_last[:-1]))
-        alone = max(alone, _bits(calm[:_ALONE], single[:rows]))
-    return RowDependence(later, alone)
-
-
-def _bits(one: torch.Tensor, other: torch.Tensor) -> float:
-    """0 where bit-equal, else the difference in probability, which is never shown as 0."""
-    return 0.0 if torch.equal(one, other) else max(_difference(one, other), torch.finfo(torch.float64).tiny)
+def unusable_sentence(config) -> str:
+    return (
+        f"This {config.model_type} model gives unusable numbers (NaN or infinite) as it was loaded: "
+        "choose another --dtype, for instance bfloat16, or check its files."
+    )

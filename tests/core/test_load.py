@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM
 from core.chat import NO_TEMPLATE, encode_chat
 from core.engine import Engine
 from core.models import load, quantize
+from core.models.checks import row_dependence
 from core.models.errors import LoadError
 from core.models.linear import best_form
 from core.models.load import choose_device, choose_dtype, load_pair, suggested_settings
 from core.models.spec import PairSpec
-from core.models.transformers_decoder import row_dependence
 from core.records import Settings
 from tests.core.models_on_disk import CONTEXT, FAMILIES, VOCABULARY, write_gguf, write_model, write_pair
 from tests.core.toys import table, toy_pair
@@ -308,7 +308,7 @@ def test_a_failing_draft_leaves_no_target_behind(tmp_path, folder, monkeypatch):
 
 def test_sizes_that_bitsandbytes_cannot_take_are_refused(tmp_path, monkeypatch):
     pytest.importorskip("bitsandbytes")
-    odd = write_model(tmp_path, "llama", 1)
+    odd = write_model(tmp_path, "gemma2", 1)
 
     def fail(*args):
         raise RuntimeError("shape '[64, 1]' is invalid for input of size 96")

@@ -11,6 +11,7 @@ from transformers import BloomConfig, T5Config, T5ForConditionalGeneration
 
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
+from core.models.checks import row_dependence
 from core.models.errors import LoadError
 from core.models.pair import Pair
 from core.models.transformers_decoder import (
@@ -18,7 +19,6 @@ from core.models.transformers_decoder import (
     check_class,
     check_rollback,
     context_length,
-    row_dependence,
 )
 from core.records import Settings
 from tests.core.models_on_disk import CONTEXT, FAMILIES, VOCABULARY, WINDOW, make_model
