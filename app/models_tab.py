@@ -346,12 +346,12 @@ def passes(costs: Costs | None, acceptance: float) -> str:
     for k, took in enumerate(costs.verify):
         promised = f"{costs.speedup(acceptance, [k]):.2f}×"
         cells = f"<td>{milliseconds(took)}</td><td>{promised}{'<i>best</i>' if k == best else ''}</td>"
-        lines.append(f"<tr{' class=best' if k == best else ''}><th scope='row'>{k}</th>{cells}</tr>")
-    each = [("Plain pass", milliseconds(costs.verify[0])), ("Draft step", milliseconds(costs.draft))]
+        name = k or "0, plain"
+        lines.append(f"<tr{' class=best' if k == best else ''}><th scope='row'>{name}</th>{cells}</tr>")
     return (
-        "<section class='model'><p class='role'>What passes cost here</p>"
-        f"{rows(each)}<table class='costs'><thead><tr><th scope='col'>K</th>"
-        "<th scope='col'>Pass over K + 1 rows</th>"
+        "<section class='model passes'><p class='role'>What passes cost here</p>"
+        f"{rows([('Draft step', milliseconds(costs.draft))])}"
+        "<table class='costs'><thead><tr><th scope='col'>K</th><th scope='col'>Pass over K + 1 rows</th>"
         f"<th scope='col'>Speed at {acceptance:.0%} acceptance</th></tr></thead>"
         f"<tbody>{''.join(lines)}</tbody></table></section>"
     )

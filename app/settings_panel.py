@@ -104,12 +104,12 @@ class SettingsPanel:
         )
         verifier = gr.Radio(
             [
-                ("Token by token: each draft is judged by itself", "token"),
-                ("Block: a round's drafts are judged together", "block"),
+                ("Token by token: each draft alone", "token"),
+                ("Block: a round's drafts together", "block"),
             ],
             value=DEFAULTS.verifier,
             label="Verification",
-            info="Both are exact; block keeps as many drafts or more.",
+            info="Both are exact; block keeps no fewer.",
             elem_id="verifier",
         )
         return [speculate, self.k, self.auto, verifier]

@@ -209,6 +209,7 @@ def bench(options: Options, pair: Pair, spec: PairSpec, say: Progress) -> Report
         follow_up=follow_up,
         session=session,
         notes=tuple(notes),
+        costs=pair.costs,
     )
 
 

@@ -8,6 +8,7 @@ needs CUDA and Triton and turns itself on where both are. Knows neither engine n
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -42,7 +43,9 @@ def generate(
         arms=[ArmSpec(0, num_draft_tokens)] if num_draft_tokens else None,
     )
     start = time.perf_counter()
-    result = engine.generate(torch.tensor([list(ids)]), max_new_tokens, sorted(end_ids))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it uses what transformers is about to rename
+        result = engine.generate(torch.tensor([list(ids)]), max_new_tokens, sorted(end_ids))
     seconds = time.perf_counter() - start
     first, *rounds = result.arm_steps
     decode_seconds = sum(one.seconds for one in rounds)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from core.auto_k import Costs
 from core.bench_figures import (
     RIVALS,
     CaseFigures,
@@ -43,7 +44,8 @@ MILLI, MEGA, GIGA = 1e3, 1e-6, 1e-9  # seconds to ms, bytes to MB and GB
 class Report:
     """Everything that was measured; its figures are computed when they are first asked for.
 
-    ``ways`` are those of ``samples`` that draft; ``notes`` are sentences on what could not be measured.
+    ``ways`` are those of ``samples`` that draft; ``notes`` are sentences on what could not be measured;
+    automatic K decided by ``costs``.
     """
 
     machine: dict[str, object]
@@ -58,6 +60,7 @@ class Report:
     follow_up: FollowUp | None = None
     session: Session | None = None
     notes: tuple[str, ...] = ()
+    costs: Costs | None = None
 
     @cached_property
     def figures(self) -> dict[Case, CaseFigures]:
@@ -208,6 +211,13 @@ def _auto_section(report: Report) -> Iterator[str]:
             for found in automatic
         ],
     )
+    if report.costs:
+        verify = ", ".join(shown(seconds, ".1f", MILLI) for seconds in report.costs.verify)
+        yield (
+            f"Decided by costs measured before, ms: target, 1 to {len(report.costs.verify)} rows, {verify};"
+            f" draft step {shown(report.costs.draft, '.1f', MILLI)};"
+            f" the rest of a round {shown(report.costs.overhead, '.1f', MILLI)}"
+        )
 
 
 def _verifier_section(report: Report) -> Iterator[str]:
@@ -357,6 +367,7 @@ def as_json(report: Report) -> dict[str, object]:
         "speculation": [plain(found) for found in report.speculations],
         "verification": [plain(found) for found in report.verifications],
         "passes": plain(report.passes),
+        "costs": plain(report.costs),
         "limit": plain(report.limit),
         "follow_up": plain(report.follow_up),
         "session": report.session and plain(report.session) | {"growth": report.session.growth},

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = [f"tests/core/test_{name}.py" for name in ("sampling", "drafters", "reuse", "engine", "decoder")]
+TESTS = [
+    f"tests/core/test_{name}.py" for name in ("sampling", "batched", "drafters", "reuse", "engine", "decoder")
+]
 EXACTNESS = "tests/core/test_exactness.py"
 
 
@@ -189,14 +191,69 @@ MUTANTS = [
     Mutant(
         "rows see the rows after them",
         "models/decoder.py",
-        "torch.arange(start, start + rows)",
-        "torch.arange(start + 1, start + rows + 1)",
+        "unseen.triu_(start + 1)",
+        "unseen.triu_(start + 2)",
     ),
     Mutant(
         "positions shifted after a rollback",
         "models/decoder.py",
         "rotation = self.rotations[start:end]",
         "rotation = self.rotations[start + (rows > 1) : end + (rows > 1)]",
+    ),
+    Mutant("batched: accept if u·q ≤ p", "batched.py", "(u * q_x < p_x)", "(u * q_x <= p_x)"),
+    Mutant("batched: accept greedily: u < p, whatever q", "batched.py", "(u * q_x < p_x)", "(u < p_x)"),
+    Mutant(
+        "batched: a draft counts after one that failed",
+        "batched.py",
+        "(inside & (u * q_x < p_x)).long().cumprod(0).sum()",
+        "(inside & (u * q_x < p_x)).long().sum()",
+    ),
+    Mutant("batched: residual |p - q|", "batched.py", "- row_q).clamp_min_(0)", "- row_q).abs_()"),
+    Mutant("batched: residual without its weight", "batched.py", "torch.where(rejected, weight, one)", "one"),
+    Mutant(
+        "batched: a zero residual draws nothing sensible",
+        "batched.py",
+        "torch.where(left.sum() > 0, left, row_p)",
+        "left",
+    ),
+    Mutant(
+        "batched: the residual's draw is u again",
+        "batched.py",
+        "draws.gather(0, used[None])",
+        "draws.gather(0, (used - 1).clamp_min(0)[None])",
+    ),
+    Mutant(
+        "batched: a draw is used twice", "batched.py", "self._draws.use(round_.used)", "self._draws.use(1)"
+    ),
+    Mutant(
+        "batched: block weights not bounded",
+        "batched.py",
+        "(sums - sums.cummax(0).values.clamp_min(0)).exp()",
+        "sums.exp()",
+    ),
+    Mutant(
+        "batched: the penalty does not see the drafts",
+        "batched.py",
+        "before.append(before[-1].index_fill(0, ids, True))",
+        "before.append(before[-1])",
+    ),
+    Mutant(
+        "batched: the penalty forgets what was committed",
+        "batched.py",
+        "self._seen.index_fill_(0, unmarked.long(), True)",
+        "pass",
+    ),
+    Mutant(
+        "batched: top-p keeps one id too many",
+        "batched.py",
+        "dropped = p.cumsum(-1) - p >= settings.top_p",
+        "dropped = p.cumsum(-1) - p > settings.top_p + p[:, :1]",
+    ),
+    Mutant(
+        "batched: a bad draft row is drafted from",
+        "batched.py",
+        "usable.long().cumprod(0).sum(), draws",
+        "usable.new_ones(k).long().sum(), draws",
     ),
 ]
 

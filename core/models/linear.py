@@ -167,3 +167,28 @@ def best_form(form: str) -> str:
     if {"int4": _supports_int4, "int8": _supports_int8}[form]():
         return form
     return "bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32"
+
+
+def product_dependence(
+    linear: Linear,
+    in_features: int,
+    max_rows: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> float:
+    """The largest difference any earlier row shows when the last row's input grows a hundredfold.
+
+    Every row count from 2 to ``max_rows`` is tried, and each row is compared with its own one-row
+    product too; 0.0 means bit-equal throughout. (``core.models.rows`` tests whole models.)
+    """
+    x = torch.randn(max_rows, in_features, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    worst = 0.0
+    single = torch.cat([linear(x[i : i + 1]) for i in range(max_rows)])
+    for rows in range(2, max_rows + 1):
+        calm = linear(x[:rows])
+        loud_input = x[:rows].clone()
+        loud_input[-1] *= 100
+        loud = linear(loud_input)
+        for difference in (calm[:-1] - loud[:-1], calm - single[:rows]):
+            worst = max(worst, difference.abs().max().item())
+    return worst

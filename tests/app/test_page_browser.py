@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import re
 import threading
 
 import pytest
 
+from core import calibration
+from core.auto_k import Costs
 from core.models.errors import LoadError
 from tests.app.toy import PAIR, ToyEngine
 
@@ -453,3 +456,34 @@ def test_another_pair_is_loaded_while_the_chat_goes_on_and_every_browser_learns_
     expect(two.page.locator("#top-k input, #top-k textarea")).to_have_value("20")
     one.page.click("#unload")
     expect(two.page.locator("#message textarea")).to_have_attribute("placeholder", "No models are loaded.")
+
+
+def test_k_is_chosen_automatically_where_costs_are_known_and_drafts_may_be_judged_in_blocks(
+    serve, tab, monkeypatch
+):
+    served = serve(LONG)
+    page = tab(served.url).ready()
+    auto = page.page.locator("#auto-draft-tokens input")
+    k = page.page.locator("#num-draft-tokens input").first
+    page.page.click("#open-settings")
+    k.fill("2")
+    auto.check()
+    expect(k).to_have_value("8")
+    page.page.locator("#verifier label", has_text="Block").click()
+    page.page.click("#settings .toggle-button")
+    page.ask("Go.")
+    drafting = page.page.locator("[data-figure=drafting]")
+    expect(drafting).to_have_text(re.compile(r"^K auto, mean \d\.\d, by block$"))
+    expect(page.page.locator("#chart .legendtext", has_text=re.compile("^K$"))).to_have_count(1)
+    page.page.click("#plainly")
+    expect(page.page.locator("#comparison")).to_contain_text("predicted")
+    monkeypatch.setattr(calibration, "measure_again", lambda pair: Costs(draft=0.5, verify=(1.0, 2.0)))
+    page.page.get_by_role("tab", name="Models").click()
+    page.page.click("#measure")
+    expect(page.page.locator("#runs")).to_contain_text("1000.0 ms")
+    served.engine.pair.costs = None
+    served.desk.loader.renew()
+    page.page.click("#open-settings")
+    expect(auto).to_be_disabled()
+    expect(page.page.locator("#auto-draft-tokens")).to_contain_text("measure it under Models")
+    expect(k).to_have_value("2")

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
 import math
 from collections import Counter
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from core import batched, sampling
 from core.auto_k import Costs
 from core.batched import Batched, Lookahead
+from core.bench_synthetic import Watch
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
 from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import Fate, Settings
 from core.reuse import Kept
+from core.synthetic import SMALL, random_decoder, scripted_pair
 from tests.core.models_on_disk import VOCABULARY, make_model, make_near
 from tests.core.test_drafters import Padded, known
 from tests.core.toys import INFO, ToyTokenizer, path, table, toy_pair
@@ -217,39 +216,6 @@ def test_block_thresholds_are_those_of_the_reference():
 # --- Waits --------------------------------------------------------------------------------------------------
 
 
-class Waits(TorchDispatchMode):
-    """Counts what makes the host wait for a device: values asked for, and results of unknown size."""
-
-    ASKS = ("item", "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "equal")
-    METHODS = ("tolist", "cpu", "numpy")  # do not pass where the mode looks
-
-    def __init__(self):
-        super().__init__()
-        self.asked: Counter = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        masks = name == "index" and any(i is not None and i.dtype == torch.bool for i in args[1])
-        if name in self.ASKS or masks:
-            self.asked[name] += 1
-        return func(*args, **(kwargs or {}))
-
-    @contextlib.contextmanager
-    def watching(self, monkeypatch):
-        with monkeypatch.context() as patch:
-            for name in self.METHODS:
-                patch.setattr(torch.Tensor, name, self._counted(name, getattr(torch.Tensor, name)))
-            with self:
-                yield
-
-    def _counted(self, name, method):
-        def counted(tensor, *args, **kwargs):
-            self.asked[name] += 1
-            return method(tensor, *args, **kwargs)
-
-        return counted
-
-
 def real_pair(**changes) -> Pair:
     target = TransformersDecoder(make_model("qwen2", 1, **changes))
     draft = TransformersDecoder(make_near("qwen2", 1, 2, **changes))
@@ -263,36 +229,38 @@ class Letters(ToyTokenizer):
 
 @pytest.mark.parametrize("verifier", ["token", "block"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_one_transfer_a_round(name, verifier, monkeypatch):
+def test_one_transfer_a_round(name, verifier):
     pair = real_pair()
     pair.tokenizer = Letters()
     settings = dataclasses.replace(SETTINGS[name], verifier=verifier, max_new_tokens=12)
     generation = Engine(pair, batched=True).generate([5, 6, 7], settings)
-    rounds, waits = [next(generation)], Waits()  # the first one warms the models up
-    with waits.watching(monkeypatch):
+    rounds = [next(generation)]  # warms the models up
+    with Watch().watching() as watch:
         rounds += generation
-    assert waits.asked == Counter(tolist=len(rounds) - 1)
+    assert watch.waits == Counter(tolist=len(rounds) - 1)
 
 
-def test_what_counts_waits_notices_them(monkeypatch):
+def test_what_counts_waits_notices_them():
     pair = real_pair()
     pair.tokenizer = Letters()
-    waits = Waits()
-    with waits.watching(monkeypatch):
+    with Watch().watching() as watch:
         list(Engine(pair, batched=False).generate([5, 6, 7], Settings(top_p=0.9, max_new_tokens=3)))
         x = torch.arange(3)
         assert x[x > 1] and x.sum() > 1
-    assert {"item", "tolist", "index", "_local_scalar_dense"} <= waits.asked.keys()
+    assert {"item", "tolist", "index", "_local_scalar_dense"} <= watch.waits.keys()
 
 
 @pytest.mark.parametrize("verifier", ["token", "block"])
 def test_a_round_needs_no_value_and_mixes_no_devices(verifier):
     """On tensors without numbers: whoever asks for a value there, or brings one of the CPU's, fails."""
-    with torch.device("meta"):
-        pair = real_pair()
-    trimmed = ModelDrafter(pair.drafter.model, torch.arange(VOCABULARY))
-    pairs = itertools.cycle([pair, dataclasses.replace(pair, drafter=trimmed)])
-    for pair, name in zip(pairs, ("all", "greedy, penalty", "min-p", "no drafts"), strict=False):
+    meta = torch.device("meta")
+    with meta:
+        real = real_pair()
+    trimmed = ModelDrafter(real.drafter.model, torch.arange(VOCABULARY))
+    trimmed = dataclasses.replace(real, drafter=trimmed)
+    lean = scripted_pair(*(random_decoder(sizes, "bfloat16", meta) for sizes in SMALL), 0.5, "bfloat16")
+    names = ("all", "penalty", "greedy, penalty", "no drafts")
+    for pair, name in zip((trimmed, lean, real, lean), names, strict=True):
         settings = SETTINGS[name]
         settings = dataclasses.replace(settings, num_draft_tokens=min(2, settings.num_draft_tokens))
         caches = Kept(pair.target.new_cache(), pair.drafter.new_state())

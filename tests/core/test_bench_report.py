@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from core.auto_k import Costs
 from core.bench_measured import (
     PLAIN,
     TRANSFORMERS,
@@ -72,6 +73,7 @@ def a_report(**changes):
         },
         passes=Passes(10, (one,), one, one),
         limit=Limit(20_000_000, 5_000_000, 1_000_000_000, 10e9, 20e9),
+        costs=Costs(0.002, (0.01, 0.0125), 0.001),
     )
     return Report(**values | changes)
 
@@ -103,8 +105,10 @@ def test_what_was_chosen_and_how_verifiers_did_have_tables():
     told, text = as_json(a_report()), as_text(a_report())
     automatic = next(s for s in told["speculation"] if s["way"]["auto"])
     assert automatic["chosen"] == {1: 0.5, 2: 0.5}
+    assert told["costs"]["verify"] == (0.01, 0.0125)
     auto_table = next(part for part in text.split("\n\n") if part.startswith("Automatic K"))
     assert auto_table.splitlines()[2].split()[-2:] == ["50%", "50%"]
+    assert "1 to 2 rows, 10.0, 12.5; draft step 2.0; the rest of a round 1.0" in auto_table
     verifiers = next(part for part in text.split("\n\n") if part.startswith("Verifiers"))
     assert verifiers.splitlines()[2].split()[-4:] == ["1", "2.000", "1.500", "0.750"]
     assert "too narrow" in verifiers
