@@ -16,19 +16,15 @@ from app.display import as_html
 from app.events import AT_ONCE
 from app.loading import Loader, LoadingState
 from core.records import DOMAINS, Settings
-from core.settings import MAX_DRAFT_TOKENS, MAX_NEW_TOKENS, parse_settings
+from core.settings import MAX_DRAFT_TOKENS, MAX_NEW_TOKENS, SUGGESTIBLE, parse_settings
 
 DEFAULTS = Settings()
 DOMAIN_NAMES = {"auto": "Detect", "maths": "Maths", "structured": "Structured data"}
 
-# The fields that a model may suggest, and their names in a sentence.
-SUGGESTIBLE = {
-    "temperature": "temperature",
-    "top_k": "top-k",
-    "top_p": "top-p",
-    "min_p": "min-p",
-    "repetition_penalty": "repetition penalty",
-}
+# What a model may suggest, as a sentence names it.
+SUGGESTED = dict(
+    zip(SUGGESTIBLE, ("temperature", "top-k", "top-p", "min-p", "repetition penalty"), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -163,7 +159,7 @@ def _short(
 
 def suggestion(suggested: Mapping[str, float]) -> str:
     """What a model suggests, in one line; "" where it suggests nothing."""
-    said = [f"{SUGGESTIBLE[name]} {value:g}" for name, value in suggested.items() if name in SUGGESTIBLE]
+    said = [f"{SUGGESTED[name]} {value:g}" for name, value in suggested.items() if name in SUGGESTED]
     return f"<p>The model suggests {as_html(', '.join(said))}.</p>" if said else ""
 
 
