@@ -1,7 +1,7 @@
 """What a person weighs before a pair is loaded: memory needed and free, what has to be downloaded, what fits.
 
-Asks ``core.models`` and knows no component and no page. Nothing here imports torch before a card or a processor
-is asked what it can.
+Asks ``core.models`` and knows no component and no page. Nothing here imports torch before a card or a
+processor is asked what it can.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from app.masthead import loading_strip, precision
 from core.auto_k import MOST, AutoK, Costs
 from core.models.catalogue import CATALOGUE, Entry
 from core.models.checkpoint import Checkpoint
+from core.models.embedded import NAME
 from core.models.errors import LoadError
 from core.models.memory import OVERHEAD, free_bytes, gigabytes
 from core.models.spec import CUSTOM, DEVICES, DTYPES, EMBEDDED, QUANTIZE, PairSpec, SpecError
@@ -45,7 +46,7 @@ ZERO_GPU = (
     "On ZeroGPU the pair is chosen by the Space's variables, because models reach the GPU only from the "
     "start."
 )
-EMBEDDED_PAIR = "SmolLM2-135M-Instruct and a draft distilled for it. It comes with Redline."
+EMBEDDED_PAIR = f"{NAME} and a draft distilled for it. It comes with Redline."
 TOO_LITTLE = (
     "This needs more memory than is free: unload what runs first, quantise further, or choose a smaller pair."
 )

@@ -18,7 +18,7 @@ from app.events import AT_ONCE
 from app.loading import Loader, LoadingState
 from core.auto_k import MOST
 from core.records import DOMAINS, Settings
-from core.settings import MAX_DRAFT_TOKENS, MAX_NEW_TOKENS, parse_settings
+from core.settings import MAX_DRAFT_TOKENS, MAX_NEW_TOKENS, SUGGESTIBLE, parse_settings
 
 DEFAULTS = Settings()
 AUTO_INFO = "Before each round, at most K, from measured costs and this reply's acceptance."
@@ -29,14 +29,10 @@ K_LABEL, K_INFO = "Draft tokens (K)", "How many tokens the draft proposes in a r
 MOST_LABEL, MOST_INFO = "Most draft tokens (K)", "The most that the draft proposes in a round."
 DOMAIN_NAMES = {"auto": "Detect", "maths": "Maths", "structured": "Structured data"}
 
-# The fields that a model may suggest, and their names in a sentence.
-SUGGESTIBLE = {
-    "temperature": "temperature",
-    "top_k": "top-k",
-    "top_p": "top-p",
-    "min_p": "min-p",
-    "repetition_penalty": "repetition penalty",
-}
+# What a model may suggest, as a sentence names it.
+SUGGESTED = dict(
+    zip(SUGGESTIBLE, ("temperature", "top-k", "top-p", "min-p", "repetition penalty"), strict=True)
+)
 
 
 @dataclass(frozen=True)
@@ -212,7 +208,7 @@ def switch_auto(auto: bool, k: int, fixed: int) -> tuple[dict, int]:
 
 def suggestion(suggested: Mapping[str, float]) -> str:
     """What a model suggests, in one line; "" where it suggests nothing."""
-    said = [f"{SUGGESTIBLE[name]} {value:g}" for name, value in suggested.items() if name in SUGGESTIBLE]
+    said = [f"{SUGGESTED[name]} {value:g}" for name, value in suggested.items() if name in SUGGESTED]
     return f"<p>The model suggests {as_html(', '.join(said))}.</p>" if said else ""
 
 

@@ -336,4 +336,9 @@ def _text_of(content: object, number: int) -> str:
 
 
 def _is_text_part(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("type", "text") == "text"
+    """One that says so, or that holds a text and nothing else: Gradio's files have no type."""
+    if not isinstance(part, Mapping):
+        return False
+    if "type" in part:
+        return part["type"] == "text"
+    return "text" in part and not any(value for name, value in part.items() if name != "text")

@@ -16,6 +16,7 @@ MAX_NEW_TOKENS = 8192
 MAX_STOPS, MAX_STOP_LENGTH = 32, 500
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
 VERIFIERS = ("token", "block")
+SUGGESTIBLE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # what a model may suggest
 MAX_SEED = 2**63 - 1  # the largest integer SQLite stores
 _DEFAULTS = Settings()
 

@@ -28,13 +28,17 @@ def clean_text(text: str) -> str:
 
 
 def end_token_ids(tokenizer, *configs: Mapping | None) -> frozenset[int]:
-    """The union of end-of-text ids named by the tokenizer and by model and generation configs (SD-02)."""
+    """The union of end-of-text ids named by the tokenizer and by model and generation configs (SD-02).
+
+    What is no id in a config, a file that anybody may have written, is passed over.
+    """
     ids: set[int] = set()
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
     for config in configs:
-        named = (config or {}).get("eos_token_id")
-        ids.update([named] if isinstance(named, int) else named or [])
+        named = config.get("eos_token_id") if isinstance(config, Mapping) else None
+        listed = named if isinstance(named, Sequence) else [named]
+        ids.update(id_ for id_ in listed if type(id_) is int and id_ >= 0)
     return frozenset(ids)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 import re
 import sys
 from collections.abc import Collection, Mapping
@@ -42,6 +43,7 @@ SMALL = (
     "spiece.model",
     "*.tiktoken",
 )
+MOST_LAYERS, MOST_PARAMETERS = 1000, 10**14  # far above any model: beyond, a configuration is a mistake
 _LICENCE = re.compile(r"^license:[ \t]*[\"']?([\w.+-]+)", re.MULTILINE)
 
 
@@ -99,7 +101,7 @@ def inspect(source: str, progress: Progress = silent) -> Checkpoint:
         return replace(_folder(source, prepare_embedded(progress)), kind="embedded")
     if kind == "hub":
         return _hub(source, progress)
-    path = Path(source).expanduser().absolute()
+    path = Path(os.path.expanduser(source)).absolute()
     return _gguf(source, path, progress) if kind == "gguf" else _folder(source, path)
 
 
@@ -164,13 +166,13 @@ def _hub(source: str, progress: Progress) -> Checkpoint:
 
 
 def _folder(source: str, folder: Path) -> Checkpoint:
-    if not folder.is_dir():
-        there = "is a file, not a folder" if folder.exists() else "does not exist"
-        raise LoadError(f"{folder} {there}: name the folder of a model, with its {CONFIG}.")
     try:
+        if not folder.is_dir():
+            there = "is a file, not a folder" if folder.exists() else "does not exist"
+            raise LoadError(f"{folder} {there}: name the folder of a model, with its {CONFIG}.")
         files = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
     except OSError as error:
-        raise LoadError(f"{folder} cannot be read: {(error.strerror or str(error)).lower()}.") from error
+        raise _unreadable(folder, error) from error
     if CONFIG not in files:
         raise LoadError(_no_config(str(folder), files))
     config = _config(str(folder), folder)
@@ -190,10 +192,14 @@ def _folder(source: str, folder: Path) -> Checkpoint:
 
 
 def _gguf(source: str, path: Path, progress: Progress) -> Checkpoint:
-    if not path.is_file():
-        raise LoadError(f"{path} does not exist: name a .gguf file on this disk.")
+    try:
+        if not path.is_file():
+            raise LoadError(f"{path} does not exist: name a .gguf file on this disk.")
+    except OSError as error:
+        raise _unreadable(path, error) from error
     progress(f"Reading what {path.name} says of itself", None)
     header = read_header(path)
+    _check_bounds(path.name, header.config)
     return Checkpoint(
         source=source,
         kind="gguf",
@@ -205,6 +211,11 @@ def _gguf(source: str, path: Path, progress: Progress) -> Checkpoint:
         parameters=header.parameters,
         quantized=header.quantized,
     )
+
+
+def _unreadable(path: Path, error: OSError) -> LoadError:
+    shown = str(path) if len(str(path)) <= 200 else f"{str(path)[:100]}…"
+    return LoadError(f"{shown} cannot be read: {(error.strerror or str(error)).lower()}.")
 
 
 # --- Small files -------------------------------------------------------------------------------------------
@@ -221,7 +232,7 @@ def _json(source: str, path: Path, needed: bool = True) -> dict:
             raise LoadError(f"{source} has no {path.name}: fetch the model again.") from error
         return {}
     except OSError as error:
-        raise LoadError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from error
+        raise _unreadable(path, error) from error
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{path.name} of {source} is damaged: fetch the model again.") from error
     return content
@@ -234,18 +245,18 @@ def _config(source: str, folder: Path) -> dict:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     config = _json(source, folder / CONFIG)
-    kind = config.get("model_type")
-    native = kind in CONFIG_MAPPING_NAMES
-    brought = config.get("auto_map") or {}
-    if "AutoModelForCausalLM" in brought and native:
+    kind, brought, classes = (config.get(name) for name in ("model_type", "auto_map", "architectures"))
+    native = isinstance(kind, str) and kind in CONFIG_MAPPING_NAMES
+    if native and isinstance(brought, Mapping) and "AutoModelForCausalLM" in brought:
         # A known type may still name a class of its own.
         known = {
             name
             for names in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
             for name in ([names] if isinstance(names, str) else names)
         }
-        native = any(name in known for name in config.get("architectures") or ())
+        native = isinstance(classes, list) and any(name in known for name in classes)
     if native:
+        _check_bounds(source, config)
         return config
     if brought:
         raise LoadError(
@@ -258,6 +269,23 @@ def _config(source: str, folder: Path) -> dict:
         f"{source} is a {kind!r} model, which transformers {__version__} does not know: update transformers "
         "or choose another model."
     )
+
+
+def _check_bounds(source: str, config: Mapping[str, object]) -> None:
+    """Raises LoadError for counts that no model has: transformers makes lists as long as a config says."""
+    for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
+        for name, value in part.items():
+            counts = name.endswith(("layer", "layers")) and isinstance(value, int | float)
+            if counts and value > MOST_LAYERS:
+                raise LoadError(
+                    f"The config of {source} cannot be used, since its {name} is over {MOST_LAYERS:,}: "
+                    "fetch it anew."
+                )
+    if (_counted(config) or 0) > MOST_PARAMETERS:
+        raise LoadError(
+            f"The config of {source} cannot be used, since a model of its sizes would have over "
+            f"{MOST_PARAMETERS:,} parameters: fetch it anew."
+        )
 
 
 def _no_config(source: str, names: Collection[str]) -> str:

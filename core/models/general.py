@@ -41,12 +41,12 @@ from core.models.transformers_decoder import (
 )
 from core.models.vocabulary import compare
 from core.records import PairInfo
+from core.settings import SUGGESTIBLE, SettingsError, parse_settings
 from core.text import end_token_ids
 
 log = logging.getLogger(__name__)
 
 QUICK = 500_000_000  # parameters below which a pass is so quick on a processor that every row count is tested
-SUGGESTED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 def choose_device(asked: str) -> str:
@@ -177,12 +177,23 @@ def _end_ids(plan: Plan) -> frozenset[int]:
 
 
 def suggested_settings(generation_config: Mapping | None) -> dict[str, float]:
-    """Fields of ``Settings`` that a generation_config suggests; none where it says not to sample."""
+    """Fields of ``Settings`` that a generation_config suggests; none where it says not to sample.
+
+    What a person could not set either is passed over.
+    """
     given = generation_config or {}
     if given.get("do_sample") is False:
         return {}
-    given = {name: given.get(name) for name in SUGGESTED}
-    return {name: value for name, value in given.items() if type(value) in (int, float)}
+    given = {name: given.get(name) for name in SUGGESTIBLE}
+    return {name: value for name, value in given.items() if _can_be_set(name, value)}
+
+
+def _can_be_set(name: str, value: object) -> bool:
+    try:
+        parse_settings(**{name: value})
+    except SettingsError:
+        return False
+    return type(value) in (int, float)
 
 
 def _draft(

@@ -68,7 +68,7 @@ def size_of(config: Mapping[str, object]) -> Size | None:
         vocabulary = int(config["vocab_size"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head = int(config.get("head_dim") or hidden // heads)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+    except (KeyError, TypeError, ValueError, ArithmeticError):
         return None
     if any("expert" in name and value for name, value in config.items()):
         return None
@@ -234,7 +234,7 @@ def check(needs: Sequence[Need], device: str, free: int | None = None) -> None:
 
 def gigabytes(count: int) -> str:
     """Bytes for people: "5.4 GB", with two digits below one."""
-    return f"{count / 1e9:.2f} GB" if count < 995_000_000 else f"{count / 1e9:.1f} GB"
+    return f"{count / 1e9:.2f} GB" if count < 995_000_000 else f"{count / 1e9:,.1f} GB"
 
 
 def main() -> None:

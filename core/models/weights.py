@@ -57,6 +57,11 @@ def weight_names(source: str, names: Collection[str], index: Mapping[str, object
         shards = index.get("weight_map")
         if not isinstance(shards, dict) or not shards or not all(map(_is_plain, shards.values())):
             raise LoadError(f"{INDEX} of {source} names no weights: fetch the model again.")
+        if not isinstance(index.get("metadata"), dict):
+            raise LoadError(
+                f'{INDEX} of {source} has no "metadata", which transformers needs: write '
+                '"metadata": {} into it, or fetch the model again.'
+            )
         wanted = sorted(set(shards.values()))
         missing = [name for name in wanted if name not in names]
         if missing:

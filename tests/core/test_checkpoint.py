@@ -16,6 +16,7 @@ import safetensors.numpy
 from core.models import checkpoint, weights
 from core.models.checkpoint import fetch, fingerprint, inspect, is_here
 from core.models.errors import LoadError
+from core.models.gguf_header import Header
 from tests.core.fake_hub import FakeHub, connect, connected
 
 CONFIG = {
@@ -56,7 +57,7 @@ def model_files(**changes: object) -> dict[str, bytes]:
 
 def sharded(**changes: object) -> dict[str, bytes]:
     names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    index = {"weight_map": {"w0": names[0], "w1": names[1]}}
+    index = {"metadata": {}, "weight_map": {"w0": names[0], "w1": names[1]}}
     shards = {name: tensors(seed) for seed, name in enumerate(names)}
     given = {"model.safetensors": None, "model.safetensors.index.json": encoded(index), **shards}
     return model_files(**(given | changes))
@@ -148,6 +149,10 @@ def test_parameters_are_counted_in_the_file_where_the_configuration_cannot_be(tm
         ),
         (sharded(**{"model.safetensors.index.json": b"{}"}), "index.json of .* names no weights"),
         (
+            sharded(**{"model.safetensors.index.json": encoded({"weight_map": {"w0": "a.safetensors"}})}),
+            'index.json of .* has no "metadata", which transformers needs',
+        ),
+        (
             sharded(**{"model.safetensors.index.json": encoded({"weight_map": {"w": "../w.safetensors"}})}),
             "index.json of .* names no weights",
         ),
@@ -176,6 +181,44 @@ def test_a_place_that_is_no_folder_is_refused(tmp_path):
 def test_code_of_its_own_is_never_run(tmp_path, config):
     files = model_files(**{"config.json": encoded(config), "other.py": b"raise SystemExit"})
     assert "needs code of its own to run (trust_remote_code)" in refused(write(tmp_path, files))
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model_type": ["llama"]}, "names no model_type"),
+        ({"model_type": ["llama"], "auto_map": 5}, "needs code of its own"),
+        ({"architectures": 5, "auto_map": {"AutoModelForCausalLM": "a.B"}}, "needs code of its own"),
+        ({"num_hidden_layers": 10**7}, "since its num_hidden_layers is over 1,000: fetch"),
+        ({"text_config": {"n_layer": 1e7}}, "since its n_layer is over 1,000: fetch"),
+        ({"hidden_size": 10**12}, "a model of its sizes would have over 100,000,000,000,000 parameters"),
+    ],
+)
+def test_a_config_without_sense_is_refused_before_anything_is_built(tmp_path, change, sentence):
+    files = model_files(**{"config.json": encoded(CONFIG | change)})
+    assert sentence in refused(write(tmp_path, files))
+
+
+def test_a_gguf_header_without_sense_is_refused_too(tmp_path, monkeypatch):
+    header = Header({"model_type": "llama", "num_hidden_layers": 10**7}, "Q4_1", 16, None)
+    monkeypatch.setattr(checkpoint, "read_header", lambda path: header)
+    (tmp_path / "odd.gguf").touch()
+    assert "config of odd.gguf cannot be used, since its num_hidden_layers" in refused(tmp_path / "odd.gguf")
+
+
+def test_sizes_without_end_count_nothing(tmp_path):
+    config = CONFIG | {"hidden_size": float("inf"), "vocab_size_per_layer_input": 262144}
+    assert inspect(str(write(tmp_path, model_files(**{"config.json": encoded(config)})))).parameters == 16
+
+
+@pytest.mark.parametrize("end", ["", ".gguf"])
+def test_a_path_that_is_too_long_is_refused_in_few_words(tmp_path, end):
+    sentence = refused(f"{tmp_path}/{'a' * 5000}{end}")
+    assert sentence.endswith("… cannot be read: file name too long.") and len(sentence) < 200
+
+
+def test_the_home_of_nobody_does_not_exist():
+    assert "~nobody-of-that-name/m does not exist" in refused("~nobody-of-that-name/m")
 
 
 def test_code_beside_a_model_that_transformers_knows_does_no_harm(tmp_path):

@@ -245,6 +245,9 @@ def test_what_a_generation_config_suggests(tmp_path):
     assert suggested_settings(given | {"do_sample": False}) == {}
     assert suggested_settings({"min_p": 0.1, "top_p": None, "top_k": "many"}) == {"min_p": 0.1}
     assert suggested_settings(None) == {}
+    strange = {"temperature": 5, "top_k": -7, "top_p": float("nan"), "repetition_penalty": 0, "min_p": True}
+    assert suggested_settings(strange) == {}
+    assert suggested_settings(strange | {"temperature": float("inf"), "top_p": 0.9}) == {"top_p": 0.9}
 
 
 def test_a_padded_draft_is_allowed_with_a_note(tmp_path, folder):

@@ -201,12 +201,15 @@ def test_the_machine_is_asked_where_nobody_says_what_is_free(monkeypatch):
 
 
 def test_bytes_for_people():
-    assert [gigabytes(count) for count in (0, 98_362_432, 994_999_999, 995_000_000, 15_949_999_999)] == [
+    assert [
+        gigabytes(count) for count in (0, 98_362_432, 994_999_999, 995_000_000, 15_949_999_999, 4e14)
+    ] == [
         "0.00 GB",
         "0.10 GB",
         "0.99 GB",
         "1.0 GB",
         "15.9 GB",
+        "400,000.0 GB",
     ]
 
 

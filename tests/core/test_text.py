@@ -133,6 +133,8 @@ def test_a_special_token_in_the_stream_shows_its_name_and_no_text(smol):
 
 def test_end_ids_are_a_union(smol):
     assert end_token_ids(smol, {"eos_token_id": [1, 106]}, {"eos_token_id": 7}, None, {}) == {2, 1, 106, 7}
+    strange = [2.5, -1, [5, -7, 6.0, "8", True, None], "abc", {"a": 1}, True]
+    assert end_token_ids(smol, *({"eos_token_id": value} for value in strange), "text", 3) == {2, 5}
 
 
 @pytest.mark.parametrize("pieces", [["abcEND"], ["ab", "cE", "ND"], ["abcEN", "D tail"], list("abcEND")])
