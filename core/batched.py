@@ -435,15 +435,13 @@ class _Clock:
     """When a device got to the places of a round that were marked, known once the round has ended there."""
 
     def __init__(self, device: torch.device):
-        self._cuda = device.type == "cuda"
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
         self._marks = {"start": self._now()}
 
     def _now(self) -> float | torch.cuda.Event:
-        if not self._cuda:
+        if self._stream is None:
             return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        return self._stream.record_event(torch.cuda.Event(enable_timing=True))
 
     def mark(self, name: str) -> None:
         self._marks[name] = self._now()
@@ -451,6 +449,6 @@ class _Clock:
     def seconds(self, *names: str) -> list[float]:
         """From each mark to the next, in the order of ``names``, from the start on."""
         marks = [self._marks[name] for name in ("start", *names)]
-        if self._cuda:
+        if self._stream is not None:
             return [one.elapsed_time(other) / 1e3 for one, other in itertools.pairwise(marks)]
         return [other - one for one, other in itertools.pairwise(marks)]

@@ -68,9 +68,12 @@ def costs_if_any(pair: Pair) -> Costs | None:
 
 
 @torch.inference_mode()
-def measure(pair: Pair) -> Costs:
-    """Times the pair's passes and a few rounds of its engine."""
+def measure(pair: Pair, batched: bool | None = None) -> Costs:
+    """Times the pair's passes and a few rounds of its engine (``batched`` as the engine takes it)."""
     ids = [i % pair.target.readable_ids for i in range(CONTEXT)]
+    engine = Engine(pair, batched=batched)
+    if engine.batched:
+        return _of_rounds(engine, ids)
     cache, state = pair.target.new_cache(), pair.drafter.new_state()
     pair.target.prefill(ids[:-1], cache)
     pair.drafter.prefill(ids[:-1], state)
@@ -97,6 +100,19 @@ def measure(pair: Pair) -> Costs:
         verify=tuple(accumulate(seconds, max)),  # more rows are not cheaper: that was a disturbance
         overhead=min(round_.overhead_seconds for round_ in rounds),
     )
+
+
+def _of_rounds(engine: Engine, ids: list[int]) -> Costs:
+    """Of rounds with each K, the least: a pass alone would be timed with a wait that rounds do not have."""
+    verify, draft, overhead = [], math.inf, math.inf
+    for k in range(MOST + 1):
+        settings = Settings(temperature=1.0, num_draft_tokens=k, max_new_tokens=REPEATS * (k + 1))
+        rounds = [r for r in engine.generate(ids, settings) if r.drafted == k]
+        verify.append(min(r.target_seconds for r in rounds))
+        overhead = min(overhead, *(r.overhead_seconds for r in rounds))
+        if k:
+            draft = min(draft, *(r.draft_seconds / k for r in rounds))
+    return Costs(draft, tuple(accumulate(verify, max)), overhead)
 
 
 def _name(pair: Pair) -> str:

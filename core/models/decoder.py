@@ -33,9 +33,9 @@ from core.models.linear import Linear
 # the same structure for a token whether it is scored alone or with others behind it, and come out
 # bit-equal (measured: 64 and 128 are not enough, see docs/LOG.md).
 KEY_BLOCK = 256
-# The attention kernel takes the queries in blocks of 32, 64 or 256; a last block of one query goes another
-# way through the matrix product and comes out with other bits.
-QUERY_BLOCK = 32
+# And over whole blocks of queries, where a product with few rows would be left to another kernel (measured
+# for head sizes of 16 to 128 with 1 to 8 query heads a key head, see docs/LOG.md).
+QUERY_BLOCK = 8
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # model types of Hugging Face configs
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # their frequencies do not depend on the length
 
@@ -231,6 +231,8 @@ class Decoder:
         turns = torch.polar(torch.full_like(angles, rope_scale), angles).to(torch.complex64)
         self.rotations = turns[:, None, :].to(self.device)
         self._eps = torch.tensor(shape.rms_eps, device=self.device)
+        few = shape.head_size > 64 or shape.heads < 3 * shape.kv_heads
+        self._query_block = QUERY_BLOCK if few and self.device.type == "cpu" else 1
 
     @classmethod
     def from_tensors(
@@ -292,7 +294,8 @@ class Decoder:
         """
         shape, rows, start = self.shape, len(ids), cache.length
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
-        end, group, rotating = start + rows, heads // kv_heads, heads + kv_heads
+        group, rotating = heads // kv_heads, heads + kv_heads
+        end, queries = start + rows, rows * group
         mask = self._mask(rows, start, group)
         cache.reserve(end)
         seen = cache.buffer[:, None, : mask.shape[1]].transpose(2, 3)
@@ -313,10 +316,11 @@ class Decoder:
             place.copy_(qkv[:, heads:])
             # The query heads that share a key head become rows of one product.
             query = qkv[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
-            query = query.reshape(1, kv_heads, rows * group, size).to(self.dtype)
-            query = F.pad(query, (0, 0, 0, mask.shape[0] - rows * group))
-            attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-            attended = attended[0, :, : rows * group].reshape(kv_heads, rows, group, size).transpose(0, 1)
+            query = query.reshape(1, kv_heads, queries, size).to(self.dtype)
+            if len(mask) > queries:
+                query = F.pad(query, (0, 0, 0, len(mask) - queries))
+            attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)[0, :, :queries]
+            attended = attended.view(kv_heads, rows, group, size).transpose(0, 1)
             x.add_(layer.out(attended.reshape(rows, heads * size)))
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, 1)
             x.add_(layer.down(F.silu(gate).mul_(up)))
@@ -357,14 +361,12 @@ class Decoder:
             self.forward(ids[start : start + PREFILL_CHUNK], cache)
 
     def _mask(self, rows: int, start: int, group: int) -> torch.Tensor:
-        """Additive causal mask (queries, keys): row i, ``group`` queries, sees the cache and rows up to i.
+        """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i.
 
-        Queries that only fill a block see everything.
+        Rows that only fill a block of queries follow; they see everything and are thrown away.
         """
         keys = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK
         unseen = torch.full((rows, keys), float("-inf"), device=self.device, dtype=self.dtype)
-        unseen = unseen.triu_(start + 1).repeat_interleave(group, 0)
-        queries = max(2, rows * group)
-        if queries > QUERY_BLOCK:
-            queries = -(-queries // QUERY_BLOCK) * QUERY_BLOCK
-        return F.pad(unseen, (0, 0, 0, queries - rows * group))
+        mask = unseen.triu_(start + 1).repeat_interleave(group, 0)
+        surplus = -len(mask) % self._query_block
+        return F.pad(mask, (0, 0, 0, surplus)) if surplus else mask

@@ -9,11 +9,16 @@ nothing stays loaded where a step fails.
 Nothing falls back silently: ``PairInfo`` names what runs, found by looking at the loaded models, and a note
 says where that is less than was asked for. Code that comes with a model is never run, and pickled weights,
 which are code, are never read.
+
+A model of the Llama family runs on the lean decoder (``core.models.decoder``), any other through the modules
+of transformers (``core.models.transformers_decoder``). Lean weights are packed from a model that transformers
+has read, whose own scores the packed ones must match.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,18 +31,20 @@ from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
 from core.models import Progress, memory, quantize, silent
 from core.models.checkpoint import Checkpoint, fetch, fingerprint, inspect
-from core.models.decoder import DecoderShape
+from core.models.decoder import Decoder, DecoderShape, lean_reason
 from core.models.embedded import DRAFT_FILE
 from core.models.errors import LoadError, first_line, is_out_of_memory
 from core.models.linear import best_form
 from core.models.pair import NO_DRAFT, Pair, distilled_draft, warm_up
-from core.models.rows import row_dependence
+from core.models.rows import difference, ids_below, row_dependence
 from core.models.spec import EMBEDDED, PairSpec, quantize_flag
 from core.models.transformers_decoder import (
+    ROUNDING,
     TransformersDecoder,
     check_class,
     check_rollback,
     context_length,
+    whole_pass,
 )
 from core.models.vocabulary import compare
 from core.records import PairInfo
@@ -46,7 +53,11 @@ from core.text import end_token_ids
 
 log = logging.getLogger(__name__)
 
+LEAN_FORMS = {"cpu": ("none", "int8", "int4", "nf4"), "cuda": ("none", "nf4")}  # of the lean decoder
 QUICK = 500_000_000  # parameters below which a pass is so quick on a processor that every row count is tested
+
+
+Model = Decoder | TransformersDecoder
 
 
 def choose_device(asked: str) -> str:
@@ -88,6 +99,19 @@ class Plan:
     def stored_form(self) -> str | None:
         """How the weights come quantised, where they run as they come."""
         return None if self.checkpoint.kind == "gguf" else self.checkpoint.quantized
+
+    @property
+    def not_lean(self) -> str | None:
+        """Why it runs through transformers' modules, in a few words; None for the lean decoder."""
+        found = self.checkpoint
+        if self.stored_form:
+            return "it comes already quantised"
+        if self.form not in LEAN_FORMS[self.device]:
+            return f"{self.form} is not among the lean forms"
+        whole = memory.needed_to_load(found.config, "none", self.dtype, found.parameters, None)
+        if self.form == "nf4" and (whole or 0) > (memory.free_bytes("cpu") or math.inf):
+            return "there is too little memory to read it whole before it is quantised"
+        return lean_reason(self.config.to_dict())
 
     @property
     def need(self) -> memory.Need:
@@ -141,7 +165,7 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
             target=target.name,
             target_fingerprint=fingerprint(plans[0].checkpoint, say),
             quantization=loaded[0][1].form,
-            dtype=_word(models[0].model.get_input_embeddings().weight.dtype),
+            dtype=_runs_in(models[0], loaded[0][1]),
             device=models[0].device.type,
             context_length=models[0].context_length,
             exactness_note=exactness,
@@ -198,7 +222,7 @@ def _can_be_set(name: str, value: object) -> bool:
 
 def _draft(
     spec: PairSpec,
-    models: Sequence[TransformersDecoder],
+    models: Sequence[Model],
     plans: Sequence[Plan],
     forms: Sequence[quantize.Quantised],
     say: Progress,
@@ -218,20 +242,30 @@ def _draft(
         draft=plans[1].name,
         draft_fingerprint=fingerprint(plans[1].checkpoint, say),
         draft_quantization=forms[1].form,
-        draft_dtype=_word(draft.model.get_input_embeddings().weight.dtype),
+        draft_dtype=_runs_in(draft, forms[1]),
         draft_context_length=draft.context_length,
         drafter=ModelDrafter.name,
     )
 
 
-def _embedded_draft(asked: str, target: TransformersDecoder, plan: Plan) -> tuple[ModelDrafter, dict]:
+def _embedded_draft(asked: str, target: Model, plan: Plan) -> tuple[ModelDrafter, dict]:
     """The distilled draft, which reads through the embedding of the target that it was made for."""
     form = {"none": "float32", "int8": best_form("int8")}.get(asked) or best_form("int4")
     head = "float32" if asked == "none" else best_form("int8")
-    embedding = target.model.get_input_embeddings().weight.detach().cpu()
-    return distilled_draft(
-        DRAFT_FILE, DecoderShape.from_config(plan.checkpoint.config), embedding, form, head
-    )
+    shape = DecoderShape.from_config(plan.checkpoint.config)
+    return distilled_draft(DRAFT_FILE, shape, _embedding(target).cpu(), form, head)
+
+
+def _embedding(model: Model) -> torch.Tensor:
+    if isinstance(model, Decoder):
+        return model.embedding
+    return model.model.get_input_embeddings().weight.detach()
+
+
+def _runs_in(model: Model, form: quantize.Quantised) -> str:
+    """The dtype a model's products are in: a lean one's quantised products take its activations."""
+    lean = isinstance(model, Decoder) and form.form != "none"
+    return _word(model.dtype if lean else _embedding(model).dtype)
 
 
 def _notes(plan: Plan, form: quantize.Quantised) -> list[str]:
@@ -339,12 +373,18 @@ def _tokenizer(checkpoint: Checkpoint) -> transformers.PreTrainedTokenizerBase:
 # The weights.
 
 
-def _load_model(plan: Plan, say: Progress) -> tuple[TransformersDecoder, quantize.Quantised]:
+def _load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
     """The model, tested, and what of it is quantised."""
     say(f"Loading {plan.name}", None)
     transformers.utils.logging.disable_progress_bar()  # progress is told through ``Progress``
     problem = None
     try:
+        reason = plan.not_lean
+        if reason is None:
+            if (lean := _lean(plan)) is not None:
+                return lean, quantize.count_lean(lean)
+            reason = "its scores came out otherwise"
+        log.info("%s runs through transformers' modules: %s", plan.name, reason)
         model = _read(plan)
         quantize.apply(model, plan.form)
         decoder = TransformersDecoder(model)
@@ -359,9 +399,40 @@ def _load_model(plan: Plan, say: Progress) -> tuple[TransformersDecoder, quantiz
     raise LoadError(problem)
 
 
+def _lean(plan: Plan) -> Decoder | None:
+    """The model as a lean decoder; None where it does not score as transformers' own modules do."""
+    # NF4 is packed on its own device, layer by layer, from weights in main memory.
+    model = _read(replace(plan, form="none", device="cpu" if plan.form == "nf4" else plan.device))
+    size = min(model.get_input_embeddings().num_embeddings, plan.rows)
+    first, others, strange = (ids_below(size, count, count) for count in (5, 4, 6))
+    whole = whole_pass(model, first + others)[len(first) :]  # before its weights are taken out of it
+    dtype = getattr(torch, plan.dtype)
+    decoder = Decoder.from_model(
+        model,
+        quantize.maker(plan.form, dtype),
+        quantize.maker(plan.form, dtype, head=True),
+        _place(plan.device),
+    )
+
+    def after(prefix: Sequence[int]) -> torch.Tensor:
+        return decoder.logits([*prefix, *others], decoder.new_cache())[len(prefix) :]
+
+    # Rounding is large in 16 bits, and after quantisation the difference is the form's own too: measured
+    # against what another beginning would have made of it.
+    found, other = difference(after(first), whole), difference(after(strange), whole)
+    if found <= max(ROUNDING, other / 2 if plan.form == "none" else other):
+        return decoder
+    log.warning("The lean decoder scores %s otherwise than transformers: by %.1e", plan.name, found)
+    return None
+
+
+def _place(device: str) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+
+
 def _read(plan: Plan):
     """The model as transformers reads it, complete and wholly on its device."""
-    where = {"": torch.cuda.current_device() if plan.device == "cuda" else "cpu"}
+    where = {"": _place(plan.device)}
     how = _where(plan.checkpoint) | dict(
         dtype=getattr(torch, plan.dtype), device_map=where, output_loading_info=True
     )

@@ -4,31 +4,34 @@
 - ``llm-int8``: LLM.int8 (Dettmers et al. 2022, arXiv:2208.07339) with threshold 0.0. Any other threshold
   picks outlier columns over all rows of a pass at once, and the score of a token would depend on the drafts
   behind it (docs/ENGINE.md, rule 13).
-- ``int8``, ``int4``: the project's products for a CPU (``core.models.linear``), put in place of the model's
-  own after it was loaded; the head is always int8, as heads suffer most.
+- ``int8``, ``int4``: the project's products for a CPU (``core.models.linear``); the head is always int8, as
+  heads suffer most.
 
-What really was quantised is counted after loading and said as it is (BQ-01). Knows nothing of where a model
-comes from or how it is read.
+A lean decoder is made of such products (``maker``); in a model of transformers they take the place of its
+own after it was loaded (``apply``), and bitsandbytes' are put in while it is read (``loading_config``). What
+really was quantised is counted after loading and said as it is (BQ-01). Knows nothing of where a model comes
+from or how it is read.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from core.models.decoder import Decoder, Make
 from core.models.errors import LoadError
-from core.models.linear import FORMS, GROUP, best_form
+from core.models.linear import FORMS, DenseLinear, Int4Linear, Int8Linear, Linear, Nf4Linear, best_form
 from core.models.memory import PACKED
 from core.models.spec import has_bitsandbytes, quantize_flag, settled_form
 
 BITSANDBYTES = {"nf4": "Linear4bit", "llm-int8": "Linear8bitLt"}  # form: bitsandbytes' class
 _SHOWN = {"llm-int8": "llm.int8"}  # where a reply's record has another name
-_ROWS = 16  # the int4 kernel takes matrices whose rows are a multiple of this
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,24 @@ def loading_config(form: str, dtype: str):
     return None
 
 
+def maker(form: str, dtype: torch.dtype, head: bool = False) -> Make:
+    """Makes the products of a lean decoder in ``form``, or that of its head; ``dtype`` is of dense ones.
+
+    A matrix of a size that a form's kernel cannot take becomes int8 in place of int4, dense in place of nf4.
+    """
+
+    def make(weight: torch.Tensor) -> Linear:
+        if form == "int4" and not head and Int4Linear.takes(weight):
+            return Int4Linear(weight)
+        if form in ("int8", "int4"):
+            return Int8Linear(weight)
+        if form == "nf4" and not head and Nf4Linear.takes(weight):
+            return Nf4Linear(weight)
+        return DenseLinear(weight.to(dtype))
+
+    return make
+
+
 def apply(model, form: str) -> None:
     """Puts the project's products in place of the model's own, where ``form`` is one of the project's.
 
@@ -123,8 +144,7 @@ def apply(model, form: str) -> None:
             continue
         weight = module.weight.detach()
         weight = weight.T.contiguous() if isinstance(module, Conv1D) else weight
-        fits = weight.shape[0] % _ROWS == 0 and weight.shape[1] % GROUP == 0
-        chosen = "int4" if form == "int4" and fits and module is not head else "int8"
+        chosen = "int4" if form == "int4" and Int4Linear.takes(weight) and module is not head else "int8"
         model.set_submodule(name, PackedLinear(weight, module.bias, chosen))
 
 
@@ -153,19 +173,35 @@ def count(model, stored: str | None = None) -> Quantised:
     """
     head = model.get_output_embeddings()
     sizes: dict[str, int] = {}
-    plain = 0
     for module in model.modules():
         if module is head or isinstance(module, nn.Embedding):
             continue
         form = _form_of(module)
-        if form:
-            sizes[form] = sizes.get(form, 0) + module.in_features * module.out_features
+        if form is None:
+            size = sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
         else:
-            plain += sum(p.numel() for p in module.parameters(recurse=False) if p.dim() > 1)
-    if not sizes:
-        return Quantised(stored, 1.0) if stored and _holds_packed(model) else Quantised("none", 0.0)
-    form = max(sizes, key=sizes.__getitem__)
-    return Quantised(_SHOWN.get(form, form), sizes[form] / (sum(sizes.values()) + plain))
+            size = module.in_features * module.out_features
+        sizes[form or "none"] = sizes.get(form or "none", 0) + size
+    found = _quantised(sizes)
+    return Quantised(stored, 1.0) if found.form == "none" and stored and _holds_packed(model) else found
+
+
+def count_lean(decoder: Decoder) -> Quantised:
+    """The same of a lean decoder."""
+    sizes: dict[str, int] = {}
+    for product in (product for layer in decoder.layers for product in layer.products):
+        sizes[product.form] = sizes.get(product.form, 0) + math.prod(product.shape)
+    return _quantised(sizes)
+
+
+def _quantised(sizes: dict[str, int]) -> Quantised:
+    """``sizes``: how many weights each form holds, "none" being one."""
+    whole = sum(sizes.values())
+    forms = {form: size for form, size in sizes.items() if form != "none"}
+    if not forms:
+        return Quantised("none", 0.0)
+    form = max(forms, key=forms.__getitem__)
+    return Quantised(_SHOWN.get(form, form), forms[form] / whole)
 
 
 def _holds_packed(model) -> bool:

@@ -89,4 +89,9 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
 
 def some_ids(scorer: Scorer, count: int, seed: int) -> list[int]:
     """The same ``count`` ids at each call, of those that ``scorer`` reads and scores."""
-    return random.Random(seed).choices(range(min(scorer.readable_ids, scorer.vocabulary)), k=count)
+    return ids_below(min(scorer.readable_ids, scorer.vocabulary), count, seed)
+
+
+def ids_below(size: int, count: int, seed: int) -> list[int]:
+    """The same ``count`` ids below ``size`` at each call."""
+    return random.Random(seed).choices(range(size), k=count)

@@ -24,7 +24,7 @@ from core.sampling import BadLogitsError, check_logits
 
 _GROWTH = 256  # positions by which a buffer grows at least
 # The same passes after a crop and from a fresh cache: equal but for kernels that add in varying order.
-_ROUNDING = 1e-3
+ROUNDING = 1e-3
 
 
 class _KeptLayer(DynamicLayer):
@@ -216,6 +216,25 @@ def _long_rope_starts(config) -> Iterator[int]:
 
 
 @torch.inference_mode()
+def whole_pass(model, ids: Sequence[int]) -> torch.Tensor:
+    """The logits after each of ``ids`` in a pass without a cache, (len(ids), vocabulary) float32 on the CPU.
+
+    Raises LoadError where nothing can be drawn from them.
+    """
+    batch = torch.tensor([list(ids)], device=model.get_input_embeddings().weight.device)
+    logits = model(batch, use_cache=False).logits[0].float().cpu()
+    try:
+        for row in logits:
+            check_logits(row)
+    except BadLogitsError as error:
+        raise LoadError(
+            f"This {model.config.model_type} model gives unusable numbers ({error}) as it was loaded: "
+            "choose another --dtype, for instance bfloat16, or check its files."
+        ) from error
+    return logits
+
+
+@torch.inference_mode()
 def check_rollback(decoder: TransformersDecoder) -> None:
     """Reads 12 ids, crops to 5, reads others, and compares with a fresh cache and with a pass without any.
 
@@ -232,18 +251,9 @@ def check_rollback(decoder: TransformersDecoder) -> None:
     cropped = after(first, decoder.new_cache())
     fresh = after(first[:5], decoder.new_cache())
     elsewhere = after(strange, decoder.new_cache())
-    ids = torch.tensor([first[:5] + others], device=decoder.device)
-    uncached = decoder.model(ids, use_cache=False).logits[0, 5:].float().cpu()
-    try:
-        for row in fresh:
-            check_logits(row)
-    except BadLogitsError as error:
-        raise LoadError(
-            f"This {config.model_type} model gives unusable numbers ({error}) as it was loaded: "
-            "choose another --dtype, for instance bfloat16, or check its files."
-        ) from error
+    uncached = whole_pass(decoder.model, first[:5] + others)[5:]
     # Rounding is large in 16 bits and after quantisation, so what counts as the same without a cache is
     # measured against what another beginning would have made of it.
-    same = difference(fresh, uncached) <= max(_ROUNDING, difference(elsewhere, uncached) / 2)
-    if not (same and difference(cropped, fresh) <= _ROUNDING):
+    same = difference(fresh, uncached) <= max(ROUNDING, difference(elsewhere, uncached) / 2)
+    if not (same and difference(cropped, fresh) <= ROUNDING):
         raise LoadError(_no_rollback_sentence(config))

@@ -29,6 +29,13 @@ def test_costs_are_measured_once_and_kept(pair, monkeypatch):
     assert first.round_seconds(2) == 2 * first.draft + first.verify[2] + first.overhead
 
 
+def test_costs_of_batched_rounds(pair):
+    found = calibration.measure(pair, batched=True)
+    assert len(found.verify) == calibration.MOST + 1
+    assert list(found.verify) == sorted(found.verify) and found.verify[0] > 0
+    assert 0 < found.draft and 0 < found.overhead
+
+
 def test_other_weights_are_measured_anew(pair, monkeypatch):
     calibration.costs(pair)
     monkeypatch.setattr(calibration, "measure", lambda pair: Costs(1.0, (2.0,), 3.0))

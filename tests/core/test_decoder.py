@@ -9,9 +9,13 @@ import torch
 
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
-from core.models.decoder import KEY_BLOCK, PREFILL_CHUNK
+from core.models import quantize
+from core.models.decoder import KEY_BLOCK, PREFILL_CHUNK, Decoder, KVCache, lean_reason
+from core.models.linear import best_form
 from core.models.pair import Pair
+from core.models.rows import row_dependence
 from core.records import Fate, Settings
+from tests.core.models_on_disk import VOCABULARY, make_model
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import INFO, ToyTokenizer
 
@@ -43,6 +47,133 @@ def test_parity_with_transformers(model):
     assert PREFILL_CHUNK < 270 and cache.length == 270
     torch.testing.assert_close(decoder.logits(IDS[270:], cache), expected[270:], atol=1e-4, rtol=0)
     assert decoder.next_logits([3, 4], decoder.new_cache()).shape == (61,)
+
+
+# Each family as its models come: (of tests.core.models_on_disk, changes to its config).
+LONG = dict(max_position_embeddings=2 * KEY_BLOCK)
+LLAMA3 = dict(rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+YARN = dict(rope_type="yarn", rope_theta=1e4, factor=4.0, original_max_position_embeddings=128)
+KINDS = {
+    "llama": ("llama", LONG),
+    "smollm2": (
+        "llama",
+        LONG | dict(hidden_size=48, num_attention_heads=3, num_key_value_heads=1, tie_word_embeddings=True),
+    ),
+    "llama3.1": ("llama", LONG | dict(rope_parameters=LLAMA3 | dict(original_max_position_embeddings=64))),
+    "linear": ("llama", LONG | dict(rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0))),
+    "yarn": ("qwen2", LONG | dict(rope_parameters=YARN)),
+    "qwen2": ("qwen2", LONG),
+    "qwen3": ("qwen3", LONG | dict(head_dim=48, tie_word_embeddings=True)),
+    "mistral": ("mistral", LONG | dict(head_dim=32)),
+    "mistral-wide": ("mistral", LONG | dict(sliding_window=2 * KEY_BLOCK)),
+}
+
+
+def family(kind: str):
+    """A model of the kind, its biases and norms not those of a new one (0 and 1), which would hide faults."""
+    name, changes = KINDS[kind]
+    model, generator = make_model(name, 1, **changes), torch.Generator().manual_seed(5)
+    for weight in model.parameters():
+        if weight.dim() == 1:
+            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+    return model
+
+
+def lean(model, form: str = "none") -> Decoder:
+    """The decoder of a model that is used up."""
+    make, make_head = (quantize.maker(form, torch.float32, head) for head in (False, True))
+    return Decoder.from_model(model, make, make_head)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parity_of_each_family(kind):
+    """In chunks, over a block of keys, after crops, and up to the last position there is (SD-13)."""
+    model = family(kind)
+    assert lean_reason(model.config.to_dict()) is None
+    ids = random.Random(1).choices(range(VOCABULARY), k=2 * KEY_BLOCK)
+    expected = model(torch.tensor([ids])).logits[0]
+    other = [*ids[:40], *ids[300:320]]
+    elsewhere = model(torch.tensor([other])).logits[0]
+    decoder = lean(model)
+    assert decoder.context_length == len(ids) and decoder.vocabulary == decoder.readable_ids == VOCABULARY
+    cache = decoder.new_cache()
+    decoder.prefill(ids[:270], cache)
+    close = dict(atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(decoder.logits(ids[270:500], cache), expected[270:500], **close)
+    cache.crop(40)
+    torch.testing.assert_close(decoder.logits(other[40:], cache), elsewhere[40:], **close)
+    cache.crop(40)
+    torch.testing.assert_close(decoder.next_logits(ids[40:], cache), expected[-1], **close)
+    assert cache.length == len(ids)
+    tensor = torch.tensor(ids[:7])
+    torch.testing.assert_close(decoder.device_logits(tensor, decoder.new_cache()), expected[:7], **close)
+
+
+@pytest.mark.skipif(best_form("int8") != "int8", reason="no int8 products on this processor")
+@pytest.mark.parametrize(
+    "size, heads, kv_heads", [(64, 3, 1), (64, 2, 1), (64, 7, 1), (128, 4, 4), (128, 7, 1)]
+)
+def test_rows_are_independent_whatever_the_heads(size, heads, kv_heads):
+    """Those of Llama, Qwen and Mistral: a kernel of its own for few rows would show."""
+    sizes = dict(
+        head_dim=size, num_attention_heads=heads, num_key_value_heads=kv_heads, hidden_size=16 * heads
+    )
+    found = row_dependence(lean(make_model("qwen3", 1, **sizes), "int8"))
+    assert (found.later, found.alone) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "name, changes, reason",
+    [
+        ("gemma2", {}, "gemma2 is another architecture"),
+        ("mistral-window", {}, "window"),
+        ("qwen3", dict(use_sliding_window=True, sliding_window=8, max_window_layers=1), "window"),
+        ("llama", dict(attention_bias=True), "output has a bias"),
+        ("llama", dict(mlp_bias=True), "MLP has biases"),
+        ("llama", dict(hidden_act="gelu"), "activation is gelu"),
+        ("llama", dict(rope_parameters=dict(rope_type="dynamic", rope_theta=1e4, factor=2.0)), "dynamic"),
+    ],
+)
+def test_what_it_does_not_do_it_says(name, changes, reason):
+    assert reason in lean_reason(make_model(name, 1, num_hidden_layers=2, **changes).config.to_dict())
+
+
+def test_a_model_is_used_up_layer_by_layer():
+    """Else packing would need the memory of both."""
+    model = family("llama")
+    left = []
+
+    def make(weight):
+        left.append(sum(p.numel() for p in model.model.layers.parameters()))
+        return lambda x: x
+
+    Decoder.from_model(model, make)
+    assert left[0] == left[3] == 2 * left[4] and sum(p.numel() for p in model.model.layers.parameters()) == 0
+
+
+def test_a_chunk_leaves_the_keys_that_single_ids_leave():
+    """What is kept of an earlier prompt is what a fresh reading makes, bit for bit, however it was read."""
+    decoder = as_decoder(tiny_llama(1, vocabulary=64), "int4")
+    whole, single = decoder.new_cache(), decoder.new_cache()
+    decoder.prefill(IDS[:260], whole)
+    for id in IDS[:260]:
+        decoder.forward([id], single)
+    assert torch.equal(whole.buffer[:, :260], single.buffer[:, :260])
+
+
+def test_a_cache_grows_and_forks(model):
+    decoder = as_decoder(model)
+    cache = decoder.new_cache()
+    assert isinstance(cache, KVCache) and cache.nbytes == 2 * 2 * 2 * KEY_BLOCK * 8 * 4
+    decoder.prefill(IDS, cache)
+    assert cache.nbytes == 2 * 2 * 2 * 2 * KEY_BLOCK * 8 * 4
+    fork = cache.fork(20)
+    cache.crop(0)
+    decoder.prefill(IDS[::-1], cache)
+    assert fork.length == 20 and fork.nbytes < cache.nbytes
+    torch.testing.assert_close(
+        decoder.logits(IDS[20:24], fork), fresh(decoder, IDS[:24])[20:], atol=1e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("start", [5, KEY_BLOCK - 3])

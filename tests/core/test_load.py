@@ -422,7 +422,7 @@ def test_a_fault_of_the_lean_path_is_a_sentence_too(monkeypatch):
 
 def test_sizes_that_bitsandbytes_cannot_take_are_refused(tmp_path, monkeypatch):
     pytest.importorskip("bitsandbytes")
-    odd = write_model(tmp_path, "llama", 1)
+    odd = write_model(tmp_path, "gemma2", 1)
 
     def fail(*args):
         raise RuntimeError("shape '[64, 1]' is invalid for input of size 96")
