@@ -117,9 +117,10 @@ class KVCache:
 
     def fork(self, length: int) -> KVCache:
         copy = KVCache(self._shape, self._device, self._dtype)
-        length = copy.length = min(self.length, length)
+        length = min(self.length, length)
         copy.reserve(length)
         copy.buffer[:, :length] = self.buffer[:, :length]
+        copy.length = length
         return copy
 
     def reserve(self, length: int) -> None:
