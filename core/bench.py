@@ -4,6 +4,7 @@
         [--k 3,auto] [--verifier token,block] [--prompts 3] [--max-new-tokens 128] [--repeats 3]
         [--temperature 0 0.8] [--against transformers,llama.cpp,flashspec]
         [--conversation TOKENS] [--session REPLIES] [--json FILE]
+    python -m core.bench --device cuda --synthetic [--json FILE]
 
 Runs code and prose prompts of ``data/prompts`` plainly, with each K and verifier, and with the peers on the
 same weights: transformers alone and with the same draft at K = 2, 4 and 8, llama.cpp on the same GGUF file,
@@ -21,7 +22,8 @@ Tokens per second are after the prompt was read: all of Redline's rounds; of a p
 tokens come, everything from the first token to the end. Load averages at start and end are printed because
 machines are shared; they cannot tell this program's own load from others', so read ratios rather than speeds.
 
-Reports, and judges no speed; does not check that replies are right: tests do.
+``--synthetic`` measures a large pair of random weights on a card instead, without downloads
+(``core.bench_synthetic``). Reports, and judges no speed; does not check that replies are right: tests do.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from core import bench_synthetic
 from core.bench_machine import load_average, machine, measure_limit
 from core.bench_measured import AUTO, DOMAINS, PEERS, Options, Way
 from core.bench_report import Report, as_json, as_text
@@ -108,6 +111,11 @@ def _parser() -> argparse.ArgumentParser:
         help="also hold a session of so many short replies and see how memory grows",
     )
     parser.add_argument("--json", metavar="FILE", help="write all figures here as JSON")
+    parser.add_argument(
+        "--synthetic",
+        action="store_true",
+        help="instead, a 7B-shaped pair of random weights on a CUDA card (of the flags only --json counts)",
+    )
     add_pair_arguments(parser)
     return parser
 
@@ -227,6 +235,8 @@ def main(
 ) -> int:
     """The command; returns its exit status, 2 where nothing could be measured. ``load`` gives the pair."""
     given = _parser().parse_args(arguments)
+    if given.synthetic:
+        return bench_synthetic.run("cuda", json=given.json)
     say = progress_printer(sys.stderr)
     try:
         options = parse_options(given)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-import psutil
 import torch
 import transformers
 
@@ -68,6 +67,8 @@ def machine(device: str) -> dict[str, object]:
 
 def resident_bytes() -> int:
     """Memory this process holds now."""
+    import psutil
+
     return psutil.Process().memory_info().rss
 
 
@@ -96,7 +97,11 @@ def measure_limit(pair: Pair) -> Limit:
 
 
 def _free(device: str) -> int:
-    return torch.cuda.mem_get_info()[0] if device == "cuda" else psutil.virtual_memory().available
+    if device == "cuda":
+        return torch.cuda.mem_get_info()[0]
+    import psutil
+
+    return psutil.virtual_memory().available
 
 
 def read_speed(size: int, reads: int, device: str) -> float:

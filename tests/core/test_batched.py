@@ -193,8 +193,8 @@ def test_u_zero_keeps_nothing_impossible(verifier):
 
 def test_a_residual_without_mass_means_p_itself():
     """Reached through rounding alone: q a little above p, and a draw between."""
-    found = judged([[0.25, 0.75], [1.0, 0.0]], [[0.25001, 0.75001]], [1], [0.5, 0.99999, 0.1])
-    assert (found.kept.tolist(), found.own.tolist()) == (0, [0])
+    found = judged([[0.25, 0.75], [1.0, 0.0]], [[0.25001, 0.75001]], [1], [0.5, 0.99999, 0.9])
+    assert (found.kept.tolist(), found.own.tolist()) == (0, [1])
 
 
 def test_block_thresholds_are_those_of_the_reference():

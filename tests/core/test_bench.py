@@ -52,6 +52,15 @@ def test_an_unknown_pair_is_one_sentence(capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+def test_synthetic_is_another_measurement(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        bench.bench_synthetic, "run", lambda *given, **named: asked.append((given, named)) or 3
+    )
+    assert main(["--device", "cuda", "--synthetic", "--json", "out"], load=None) == 3
+    assert asked == [(("cuda",), {"json": "out"})]
+
+
 # --- A real run --------------------------------------------------------------------------------------------
 
 

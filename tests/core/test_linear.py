@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.models.linear import FORMS, GROUP, Int4Linear, best_form, quantize_int4
+from core.models.linear import (
+    FORMS,
+    GROUP,
+    Int4Linear,
+    Nf4Linear,
+    best_form,
+    product_dependence,
+    quantize_int4,
+)
 from core.settings import MAX_DRAFT_TOKENS
 
 ROWS = MAX_DRAFT_TOKENS + 1
@@ -63,6 +71,16 @@ def test_int4_finds_the_levels_of_a_q4_1_file_again():
     torch.testing.assert_close(found_scale, scale[..., 0], rtol=0.02, atol=0)
     x = torch.eye(4 * GROUP)
     torch.testing.assert_close(Int4Linear(file_weight)(x).float(), file_weight.T, atol=2e-3, rtol=0.01)
+
+
+def test_nf4_is_near_the_dense_product_row_by_row():
+    pytest.importorskip("bitsandbytes")
+    product, x = Nf4Linear(weight()), torch.randn(ROWS, 128, generator=torch.Generator().manual_seed(2))
+    expected = x @ weight().T
+    assert 0 < (product(x).float() - expected).norm() / expected.norm() < 0.15
+    # Its kernel for a CPU may sum in another order for other row counts, but sees no other row.
+    assert product_dependence(product, 128, ROWS) < 0.01
+    assert [Nf4Linear.takes(torch.empty(*size)) for size in ((32, 64), (48, 64), (32, 96))] == [1, 0, 0]
 
 
 def test_best_form_is_one_this_machine_has(monkeypatch):

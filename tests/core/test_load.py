@@ -16,12 +16,14 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausa
 from core.chat import NO_TEMPLATE, encode_chat
 from core.engine import Engine
 from core.models import general, load, quantize
+from core.models.decoder import Decoder
 from core.models.errors import LoadError
-from core.models.general import choose_device, suggested_settings
+from core.models.general import LEAN_FORMS, choose_device, suggested_settings
 from core.models.linear import best_form
 from core.models.load import load_pair
 from core.models.rows import row_dependence
 from core.models.spec import PairSpec, embedded_spec
+from core.models.transformers_decoder import TransformersDecoder
 from core.records import Settings
 from tests.core.models_on_disk import (
     CONTEXT,
@@ -72,6 +74,46 @@ def test_speculative_equals_plain(family, tmp_path):
     )
     assert (info.context_length, info.draft_context_length) == (CONTEXT, CONTEXT)
     assert info.target_fingerprint != info.draft_fingerprint
+
+
+@pytest.mark.parametrize("form", LEAN_FORMS["cpu"])
+def test_the_llama_family_runs_lean(form, tmp_path):
+    if form == "nf4":
+        pytest.importorskip("bitsandbytes")
+    elif form != "none" and best_form(form) != form:
+        pytest.skip(f"no {form} products on this processor")
+    pair = load_pair(spec(write_model(tmp_path, "qwen3", 1), quantize=form, dtype="bfloat16"))
+    assert isinstance(pair.target, Decoder)
+    assert (pair.info.quantization, pair.info.device) == (form, "cpu")
+    assert pair.info.dtype == ("bfloat16" if form == "none" else "float32")  # of the products
+    assert len(reply(pair, 0, 8)[0].token_ids) == 8
+
+
+@pytest.mark.parametrize(
+    "family, form", [("mistral-window", "none"), ("gemma3", "none"), ("llama", "llm-int8")]
+)
+def test_what_cannot_runs_through_transformers(family, form, tmp_path):
+    if form == "llm-int8":
+        pytest.importorskip("bitsandbytes")
+    pair = load_pair(spec(write_model(tmp_path, family, 1), quantize=form))
+    assert isinstance(pair.target, TransformersDecoder)
+
+
+def test_lean_scores_that_differ_are_not_used(folder, monkeypatch, caplog):
+    """A fault of the lean decoder on a model nobody tried costs speed, not sense."""
+    other = lambda model, ids: torch.randn(len(ids), VOCABULARY) * 9  # noqa: E731
+    monkeypatch.setattr(general, "whole_pass", other)
+    pair = load_pair(spec(folder))
+    assert isinstance(pair.target, TransformersDecoder)
+    assert "scores tiny-llama otherwise than transformers" in caplog.text
+
+
+def test_nf4_needs_the_weights_in_memory_once_to_run_lean(folder, monkeypatch):
+    pytest.importorskip("bitsandbytes")
+    plan = general._plan(str(folder), "nf4", False, "cpu", "auto", lambda *said: None)
+    assert plan.not_lean is None
+    monkeypatch.setattr(general.memory, "free_bytes", lambda device: plan.need.bytes)
+    assert "too little memory" in plan.not_lean
 
 
 def test_a_copy_of_the_target_as_draft_is_always_right(folder):

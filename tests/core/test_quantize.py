@@ -8,6 +8,7 @@ from torch import nn
 
 from core.models import quantize
 from core.models import spec as core_spec
+from core.models.decoder import Decoder
 from core.models.errors import LoadError
 from core.models.linear import best_form
 from core.models.quantize import Quantised, choose_form
@@ -104,6 +105,32 @@ def test_sizes_the_int4_kernel_cannot_take_become_int8():
     layer = model.model.layers[0]
     assert (layer.self_attn.q_proj.form, layer.mlp.up_proj.form) == ("int4", "int8")
     assert (probabilities(model) - before).abs().max() < 0.2
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "form, inner, quantised",
+    [
+        ("none", 128, Quantised("none", 0.0)),
+        ("int8", 128, Quantised("int8", 1.0)),
+        ("int4", 128, Quantised("int4", 1.0)),
+        ("int4", 136, Quantised("int4", 58 / 75)),  # the last product becomes int8
+        ("nf4", 128, Quantised("nf4", 1.0)),
+        ("nf4", 80, Quantised("nf4", 22 / 27)),  # and here it stays dense
+    ],
+)
+def test_the_products_of_a_lean_decoder(form, inner, quantised):
+    if form == "nf4":
+        pytest.importorskip("bitsandbytes")
+    model = make_model("qwen2", 1, intermediate_size=inner, tie_word_embeddings=True)
+    before = probabilities(model)
+    heads = [quantize.maker(form, torch.float32, head) for head in (False, True)]
+    decoder = Decoder.from_model(model, *heads)
+    found = quantize.count_lean(decoder)
+    assert found.form == quantised.form and found.share == pytest.approx(quantised.share)
+    assert decoder.head.form == ("int8" if form in ("int8", "int4") else "none")
+    difference = (decoder.logits(IDS[0], decoder.new_cache()).softmax(-1) - before).abs().max()
+    assert difference < {"none": 1e-5, "int8": 0.01}.get(form, 0.2)
 
 
 @needs_kernels
