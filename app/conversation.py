@@ -35,10 +35,11 @@ log = logging.getLogger(__name__)
 
 FIRST, REGENERATED, PLAIN = "first", "regenerated", "plain"
 PLAIN_CAPTION = "once more, plainly: the target alone"
-CONVERSATIONS_KEPT = 64  # in memory; older ones come back from the record
+CONVERSATIONS_KEPT = 64  # in memory, and any that is being written; older ones come back from the record
 SECONDS_TO_STOP = 15.0
 NOT_LOADED = "The models are not loaded yet."
 NOT_SAID = "The models could not be loaded: whoever runs this page finds the reason in its log."
+NOT_RECORDED = "The record could not be changed: whoever runs this page finds the reason in its log."
 RESTART = "Restart the Space to try again."
 
 
@@ -102,6 +103,11 @@ class Conversation:
         self.left = False
         self._claim = threading.Lock()  # held by whoever writes
         self._next = threading.Lock()  # held by the one that waits for it
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody has the right to write, or a reply goes on."""
+        return self._claim.locked() or (self.writing is not None and not self.writing.done.is_set())
 
     @property
     def last(self) -> Turn | None:
@@ -201,6 +207,7 @@ class Desk:
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
         self._lock = threading.Lock()
+        self._logged: str | None = None
 
     @property
     def engine(self) -> Any | None:
@@ -217,6 +224,17 @@ class Desk:
         if zero_gpu.active():
             said.append(RESTART)  # a pair that is loaded after the launch never reaches a GPU
         return dataclasses.replace(state, sentence=" ".join(said))
+
+    @property
+    def problem(self) -> str | None:
+        """What the record has to complain of, as the page may tell it: paths and all, it is its owner's."""
+        problem = self.store.problem
+        if self.personal or problem is None:
+            return problem
+        if problem != self._logged:
+            log.warning("%s", problem)
+            self._logged = problem
+        return NOT_RECORDED
 
     def new(self) -> Conversation:
         return self._keep(Conversation(uuid.uuid4().hex))
@@ -314,8 +332,12 @@ class Desk:
     def _keep(self, conversation: Conversation) -> Conversation:
         with self._lock:
             conversation = self._conversations.setdefault(conversation.key, conversation)
-            while len(self._conversations) > CONVERSATIONS_KEPT:
-                self._conversations.popitem(last=False)
+            # One that is being written would come back from the record as another one beside it.
+            idle = [
+                key for key, kept in self._conversations.items() if not kept.busy and kept is not conversation
+            ]
+            for key in idle[: max(len(self._conversations) - CONVERSATIONS_KEPT, 0)]:
+                del self._conversations[key]
         for turn in conversation.turns:
             self._answers.update((answer.key, answer) for answer in turn.answers)
         return conversation

@@ -72,7 +72,7 @@ class RecordPanel:
 
     def shown(self) -> dict:
         """The panel as it is to be now."""
-        sentences = filter(None, (*self.desk.notices, self.desk.store.problem))
+        sentences = filter(None, (*self.desk.notices, self.desk.problem))
         said = (f"<p class='notice' role='status'>{as_html(sentence)}</p>" for sentence in sentences)
         return {self.notice: TITLE + "".join(said)}
 

@@ -54,6 +54,7 @@ from core.text import end_token_ids
 log = logging.getLogger(__name__)
 
 LEAN_FORMS = {"cpu": ("none", "int8", "int4", "nf4"), "cuda": ("none", "nf4")}  # of the lean decoder
+LEAST_KNOWN = 10  # a tokenizer knows at least one of so many ids that its model has; the rest is padding
 QUICK = 500_000_000  # parameters below which a pass is so quick on a processor that every row count is tested
 
 
@@ -282,10 +283,11 @@ def _notes(plan: Plan, form: quantize.Quantised) -> list[str]:
         )
     if (less := form.note(plan.form)) is not None:
         notes.append(f"{plan.name}: {less}")
-    names, held = plan.config.get_text_config(decoder=True), context_length(plan.config)
-    if held < (names.max_position_embeddings or 0):
+    held = context_length(plan.config)
+    said = getattr(plan.config.get_text_config(decoder=True), "max_position_embeddings", None) or 0
+    if held < said:
         notes.append(
-            f"{plan.name} is held to {held:,} of its {names.max_position_embeddings:,} tokens: beyond them "
+            f"{plan.name} is held to {held:,} of its {said:,} tokens: beyond them "
             "it turns positions otherwise, and what was read before would no longer fit."
         )
     return notes
@@ -324,7 +326,7 @@ def _plan(source: str, asked: str, draft: bool, device: str, dtype: str, say: Pr
     return Plan(
         checkpoint,
         config,
-        _tokenizer(checkpoint),
+        _tokenizer(checkpoint, config),
         draft,
         device,
         "none" if prepared else quantize.choose_form(asked, device, draft, bytes_16bit, gguf),
@@ -356,18 +358,29 @@ def _config(checkpoint: Checkpoint) -> transformers.PreTrainedConfig:
             "that writes text."
         )
     check_class(model_class, config)
+    if type(config) in transformers.MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+        raise LoadError(
+            f"{name} is of type {config.model_type}, which fills gaps in a text and does not go on with it: "
+            "choose one that writes text."
+        )
     context_length(config)
     return config
 
 
-def _tokenizer(checkpoint: Checkpoint) -> transformers.PreTrainedTokenizerBase:
+def _tokenizer(checkpoint: Checkpoint, config) -> transformers.PreTrainedTokenizerBase:
     try:
-        return transformers.AutoTokenizer.from_pretrained(**_where(checkpoint))
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**_where(checkpoint))
     except Exception as error:  # as above
         raise LoadError(
             f"The tokenizer of {checkpoint.name} cannot be read ({first_line(error)}): put its files "
             "beside the weights."
         ) from error
+    # Of some types transformers makes one without any file, which knows a few special tokens and no text.
+    if len(tokenizer) * LEAST_KNOWN < config.get_text_config(decoder=True).vocab_size:
+        raise LoadError(
+            f"The tokenizer of {checkpoint.name} cannot be read: put its files beside the weights."
+        )
+    return tokenizer
 
 
 # The weights.
@@ -444,14 +457,51 @@ def _read(plan: Plan):
             how |= dict(config=plan.config)
         if (config := quantize.loading_config(plan.form, plan.dtype)) is not None:
             how |= dict(quantization_config=config)
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(**how)
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(**how, ignore_mismatched_sizes=True)
+    _check_weights(plan, type(model).__name__, found)
+    return model.eval()
+
+
+def _check_weights(plan: Plan, kind: str, found: Mapping) -> None:
+    """Raises LoadError unless the weights are a whole ``kind``: all its tensors, of its sizes, and no others.
+
+    ``found`` is what transformers says of them; it would make up what is missing and drop what is too much.
+    """
+    name, made_for = plan.name, plan.checkpoint.config.get("architectures")
     missing = sorted(found["missing_keys"])
+    unused = sorted(key for key in found["unexpected_keys"] if not _is_spare(plan, key))
+    wrong = sorted((key, [*has], [*needed]) for key, has, needed in found["mismatched_keys"])
+    if (missing or unused) and isinstance(made_for, list) and made_for and kind not in made_for:
+        what = f"{len(missing)} missing" if missing else f"{len(unused)} left over"
+        raise LoadError(
+            f"The weights of {name} are those of a {made_for[0]}, and its config makes a {kind} of them "
+            f"({what}, the first is {(missing or unused)[0]}): choose a model that writes text, or mend its "
+            "config."
+        )
     if missing:
         raise LoadError(
-            f"The weights of {plan.name} are incomplete ({len(missing)} missing, the first is {missing[0]}): "
+            f"The weights of {name} are incomplete ({len(missing)} missing, the first is {missing[0]}): "
             "fetch them anew."
         )
-    return model.eval()
+    if unused:
+        raise LoadError(
+            f"The weights of {name} do not go with its config, which leaves {len(unused)} of them unused "
+            f"(the first is {unused[0]}): fetch it anew."
+        )
+    if wrong:
+        key, has, needed = wrong[0]
+        raise LoadError(
+            f"The weights of {name} do not go with its config, which gives {len(wrong)} of them another size "
+            f"(the first is {key}, {needed} and not {has}): fetch it anew."
+        )
+
+
+def _is_spare(plan: Plan, key: str) -> bool:
+    """Whether a tensor that the model does not use says only what its config says: positions and masks, and
+    what belongs to the form of weights that come quantised.
+    """
+    helps = plan.stored_form and not key.endswith(("weight", ".bias"))
+    return bool(helps or key.endswith(("inv_freq", "rope_freqs.weight", "masked_bias", "position_ids")))
 
 
 def _sentence(plan: Plan, error: Exception) -> str:

@@ -32,6 +32,11 @@ from core.models.spec import has_bitsandbytes, quantize_flag, settled_form
 
 BITSANDBYTES = {"nf4": "Linear4bit", "llm-int8": "Linear8bitLt"}  # form: bitsandbytes' class
 _SHOWN = {"llm-int8": "llm.int8"}  # where a reply's record has another name
+# On some processors bitsandbytes warns, while it is imported, that it found no kernel on the hub.
+_NO_KERNEL = "from kernels-community"
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
+    lambda record: _NO_KERNEL not in record.getMessage()
+)
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,13 @@ def context_length(config) -> int:
             f"The config of this {config.model_type} model does not say how many tokens it can hold: "
             "set max_position_embeddings in its config.json."
         )
-    return min([length, *_long_rope_starts(text)])
+    held = min([length, *_long_rope_starts(text)])
+    if held < 1:
+        raise LoadError(
+            f"The config of this {config.model_type} model says that it can hold {held:,} tokens: "
+            "mend max_position_embeddings in its config.json."
+        )
+    return held
 
 
 def _long_rope_starts(config) -> Iterator[int]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from app import conversation as conversation_module
 from app.api import describe
-from app.conversation import NOT_SAID, Conversation, Desk, Refused
+from app.conversation import NOT_RECORDED, NOT_SAID, Conversation, Desk, Refused
 from app.loading import Loader, LoadingState
 from core.records import Settings
 from core.store import Store
@@ -472,6 +473,50 @@ def test_why_a_load_failed_is_told_to_the_owner_only(store):
     assert str(refused.value) == NOT_SAID == describe(desk)["sentence"]
     desk.loader.state = loading = LoadingState("Reading the weights.", 0.5, loading=True)
     assert desk.loading is loading
+
+
+def test_what_troubles_the_record_is_told_to_the_owner_only(store, caplog):
+    store.path.unlink()
+    store.path.mkdir()  # where the file should be
+    desk = desk_of(ToyEngine(TEXT), store)
+    ask(desk, desk.new(), "Count.")
+    assert desk.problem == store.problem and str(store.path) in store.problem
+    desk.personal = False
+    assert desk.problem == desk.problem == NOT_RECORDED
+    assert caplog.text.count(str(store.path)) == 1
+    store.path.rmdir()
+    ask(desk, desk.new(), "Count.")
+    assert desk.problem is None
+
+
+def test_a_conversation_that_is_written_is_never_pushed_out_of_memory(store, monkeypatch):
+    """It would come back from the record as a second one, and two would write it."""
+    monkeypatch.setattr(conversation_module, "CONVERSATIONS_KEPT", 3)
+    gate = threading.Event()
+    desk = desk_of(ToyEngine(TEXT, gate=gate), store)
+    claimed, idle = desk.new(), desk.new()
+    claimed.claim()
+    answer = desk.ask(claimed, "Count.", SETTINGS, "auto", False)
+    newer = [desk.new() for _ in range(4)]
+    assert desk.open(claimed.key) is claimed and desk.open(newer[-1].key) is newer[-1]
+    assert desk.open(idle.key) is desk.open(newer[0].key) is None and len(desk._conversations) == 3
+    gate.set()
+    assert answer.done.wait(10)
+    desk.new()
+    assert desk.open(claimed.key) is claimed  # somebody has the right to write still
+    claimed.release()
+    newer = [desk.new() for _ in range(3)]
+    assert list(desk._conversations.values()) == newer
+
+
+def test_the_newest_conversation_stays_while_all_others_are_written(store, monkeypatch):
+    monkeypatch.setattr(conversation_module, "CONVERSATIONS_KEPT", 1)
+    desk = desk_of(ToyEngine(TEXT), store)
+    for conversation in (first := desk.new(), second := desk.new()):
+        conversation.claim()
+    assert desk.open(second.key) is second and desk.open(first.key) is None
+    third = desk.new()
+    assert desk.open(second.key) is second and desk.open(third.key) is third
 
 
 def test_a_reply_is_not_compared_with_another_target(store):

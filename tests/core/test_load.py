@@ -354,11 +354,41 @@ def test_missing_weights_are_refused_not_made_up(tmp_path, folder):
         load_pair(spec(spoiled(tmp_path, drop)))
 
 
+def changed(path, family="llama", **config):
+    """The folder of a model with its config changed."""
+    file = write_model(path, family, 1) / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    return path
+
+
+def test_weights_that_would_not_be_used_are_refused_not_dropped(tmp_path):
+    fewer = changed(tmp_path / "a", num_hidden_layers=1)
+    with pytest.raises(LoadError, match=r"leaves 9 of them unused \(the first is model.layers.1.input_lay"):
+        load_pair(spec(fewer))
+    # Biases of queries, keys and values, which a Llama has not.
+    other = changed(tmp_path / "b", "qwen2", model_type="llama")
+    sentence = (
+        r"those of a Qwen2ForCausalLM, and its config makes a LlamaForCausalLM of them \(6 left over, "
+        r"the first is model.layers.0.self_attn.k_proj.bias\): choose"
+    )
+    with pytest.raises(LoadError, match=sentence):
+        load_pair(spec(other))
+
+
+def test_tensors_that_say_only_what_the_config_says_may_be_left_over(tmp_path, folder):
+    def add(tensors):
+        for name in ("rotary_emb.inv_freq", "masked_bias"):
+            tensors[f"model.layers.0.self_attn.{name}"] = torch.ones(8)
+
+    assert load_pair(spec(spoiled(tmp_path, add))).target is not None
+
+
 def test_weights_of_another_size_are_refused(tmp_path, folder):
     def cut(tensors):
         tensors["model.norm.weight"] = tensors["model.norm.weight"][:10].clone()
 
-    with pytest.raises(LoadError, match="could not be loaded"):
+    size = r"another size \(the first is model.norm.weight, \[64\] and not \[10\]\): fetch"
+    with pytest.raises(LoadError, match=f"gives 1 of them {size}"):
         load_pair(spec(spoiled(tmp_path, cut)))
 
 
@@ -384,19 +414,41 @@ def test_a_model_that_writes_no_text_is_refused(tmp_path, folder):
         load_pair(spec(tmp_path))
 
 
-def test_a_config_that_makes_no_sense_is_refused(tmp_path):
-    write_model(tmp_path, "llama", 1)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": "many"}))
-    with pytest.raises(LoadError, match="config of .* cannot be used"):
+def test_a_model_that_fills_gaps_is_refused_for_that(tmp_path):
+    changed(tmp_path, model_type="bert", architectures=["BertForMaskedLM"])
+    with pytest.raises(
+        LoadError, match="of type bert, which fills gaps in a text and does not go on with it"
+    ):
         load_pair(spec(tmp_path))
 
 
-def test_a_missing_tokenizer_is_refused(tmp_path):
-    write_model(tmp_path, "llama", 1)
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"max_position_embeddings": "many"}, "config of .* cannot be used"),
+        ({"max_position_embeddings": -1}, "says that it can hold -1 tokens: mend max_position_embeddings"),
+        ({"hidden_size": float("inf")}, "config of .* cannot be used"),
+    ],
+)
+def test_a_config_that_makes_no_sense_is_refused(tmp_path, change, sentence):
+    with pytest.raises(LoadError, match=sentence):
+        load_pair(spec(changed(tmp_path, **change)))
+
+
+def test_a_generation_config_that_makes_no_sense_does_no_harm(tmp_path):
+    strange = {"eos_token_id": 2.5, "temperature": 5, "top_k": -7, "repetition_penalty": 0, "do_sample": True}
+    (write_model(tmp_path, "llama", 1) / "generation_config.json").write_text(json.dumps(strange))
+    pair = load_pair(spec(tmp_path))
+    assert (pair.end_ids, pair.suggested) == ({0}, {})
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_missing_tokenizer_is_refused(tmp_path, family):
+    """For Qwen2 transformers makes a tokenizer of one token without a word."""
+    write_model(tmp_path, family, 1)
     for file in tmp_path.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(LoadError, match="tokenizer of .* cannot be read"):
+    with pytest.raises(LoadError, match="tokenizer of .* cannot be read.*: put its files beside the weights"):
         load_pair(spec(tmp_path))
 
 

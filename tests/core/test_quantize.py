@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -197,3 +199,12 @@ def test_packed_weights_of_forms_unknown_here_go_by_the_name_they_came_with():
     model.transformer.h[0].register_buffer("qweight", torch.zeros(4, 4, dtype=torch.int32))
     assert quantize.count(model, "awq") == Quantised("awq", 1.0)
     assert quantize.count(model).form == "none"
+
+
+def test_only_the_missing_kernel_of_the_hub_goes_unsaid(caplog):
+    log = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    log.warning(
+        "Failed to load CPU gemm_4bit_forward from kernels-community: %s.", "No module named 'kernels'"
+    )
+    log.warning("something else")
+    assert caplog.messages == ["something else"]
