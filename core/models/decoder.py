@@ -95,7 +95,7 @@ class DecoderShape:
 
 
 class KVCache:
-    """Keys and values of one sequence in one ``buffer``: (layers, positions, keys then values, head_size).
+    """Keys and values of one sequence in one ``buffer``: (layers, 2, positions, kv_heads, head_size).
 
     The buffer grows as the sequence does, doubling, so that a kept cache holds no more than about twice what
     it needs. It begins as zeros because a pass reads, masked, up to the end of a block of ``KEY_BLOCK``.
@@ -118,21 +118,21 @@ class KVCache:
         copy = KVCache(self._shape, self._device, self._dtype)
         length = min(self.length, length)
         copy.reserve(length)
-        copy.buffer[:, :length] = self.buffer[:, :length]
+        copy.buffer[:, :, :length] = self.buffer[:, :, :length]
         copy.length = length
         return copy
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` ids; what was read stays."""
-        held = self.buffer.shape[1]
+        held = self.buffer.shape[2]
         if length > held:
             most = -(-self._shape.context_length // KEY_BLOCK) * KEY_BLOCK
             grown = self._zeros(min(max(-(-length // KEY_BLOCK) * KEY_BLOCK, 2 * held), most))
-            grown[:, : self.length] = self.buffer[:, : self.length]
+            grown[:, :, : self.length] = self.buffer[:, :, : self.length]
             self.buffer = grown
 
     def _zeros(self, positions: int) -> torch.Tensor:
-        size = (self._shape.layers, positions, 2 * self._shape.kv_heads, self._shape.head_size)
+        size = (self._shape.layers, 2, positions, self._shape.kv_heads, self._shape.head_size)
         if self._device.type == "cpu" and self._dtype == torch.float32:
             # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
             return torch.from_numpy(np.zeros(size, np.float32))
@@ -298,13 +298,12 @@ class Decoder:
         end, queries = start + rows, rows * group
         mask = self._mask(rows, start, group)
         cache.reserve(end)
-        seen = cache.buffer[:, None, : mask.shape[1]].transpose(2, 3)
+        seen = cache.buffer[:, :, None, : mask.shape[1]].transpose(3, 4)
         rotation = self.rotations[start:end]
         x = F.embedding(torch.as_tensor(ids, device=self.device), self.embedding).to(self.dtype)
         # The views of all layers at once: one at a time they would cost as much as the smaller products.
-        places = cache.buffer[:, start:end].unbind()
-        seen_keys, seen_values = seen[:, :, :kv_heads].unbind(), seen[:, :, kv_heads:].unbind()
-        for layer, place, keys, values in zip(self.layers, places, seen_keys, seen_values, strict=True):
+        views = cache.buffer[:, :, start:end].unbind(), seen[:, 0].unbind(), seen[:, 1].unbind()
+        for layer, place, keys, values in zip(self.layers, *views, strict=True):
             qkv = layer.qkv(self._normed(x, layer.input_norm)).float()
             if layer.qkv_bias is not None:
                 qkv.add_(layer.qkv_bias)
@@ -313,7 +312,7 @@ class Decoder:
             if layer.qk_norm is not None:
                 turning.copy_(self._normed(turning, layer.qk_norm))
             torch.view_as_complex(turning.view(rows, rotating, size // 2, 2)).mul_(rotation)
-            place.copy_(qkv[:, heads:])
+            place.copy_(qkv[:, heads:].view(rows, 2, kv_heads, size).transpose(0, 1))
             # The query heads that share a key head become rows of one product.
             query = qkv[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
             query = query.reshape(1, kv_heads, queries, size).to(self.dtype)

@@ -158,7 +158,7 @@ def test_a_chunk_leaves_the_keys_that_single_ids_leave():
     decoder.prefill(IDS[:260], whole)
     for id in IDS[:260]:
         decoder.forward([id], single)
-    assert torch.equal(whole.buffer[:, :260], single.buffer[:, :260])
+    assert torch.equal(whole.buffer[:, :, :260], single.buffer[:, :, :260])
 
 
 def test_a_cache_grows_and_forks(model):
