@@ -188,10 +188,10 @@ def bench(options: Options, pair: Pair, spec: PairSpec, say: Progress) -> Report
     engine = Engine(pair, cache_bytes=0)  # every prompt is read anew, as the peers read it
     runs = {way.name: redline(engine, way) for way in (Way(0), *ways)}
     context = max(len(ids) for _, ids in prompts) + options.max_new_tokens + MAX_DRAFT_TOKENS
-    others = peer_runs(options.against, pair, spec, context, say)
+    others, notes = peer_runs(options.against, pair, spec, context, say)
     say("Warming up", None)
     warm_up(runs, prompts[0], options)
-    others, notes = usable(others, prompts[0], options)
+    others, failed = usable(others, prompts[0], options)
     samples = measure(runs | others, prompts, options, say)
     say("Timing single passes", None)
     max_rows = max(FEWEST_ROWS_TIMED, *(way.k + 1 for way in ways), 1)
@@ -216,7 +216,7 @@ def bench(options: Options, pair: Pair, spec: PairSpec, say: Progress) -> Report
         limit=limit,
         follow_up=follow_up,
         session=session,
-        notes=tuple(notes),
+        notes=(*notes, *failed),
         costs=pair.costs,
     )
 
