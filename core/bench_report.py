@@ -214,7 +214,7 @@ def _auto_section(report: Report) -> Iterator[str]:
     if report.costs:
         verify = ", ".join(shown(seconds, ".1f", MILLI) for seconds in report.costs.verify)
         yield (
-            f"Decided by costs measured before the replies, ms: target, 1 to {len(report.costs.verify)} rows, {verify};"
+            f"Decided by costs measured before, ms: target, 1 to {len(report.costs.verify)} rows, {verify};"
             f" draft step {shown(report.costs.draft, '.1f', MILLI)};"
             f" the rest of a round {shown(report.costs.overhead, '.1f', MILLI)}"
         )
