@@ -52,7 +52,7 @@ from core.bench_run import (
     usable,
     warm_up,
 )
-from core.calibration import costs
+from core.calibration import measure_again
 from core.chat import encode_chat
 from core.engine import Engine
 from core.models import Progress
@@ -182,16 +182,16 @@ def bench(options: Options, pair: Pair, spec: PairSpec, say: Progress) -> Report
         for prompt in choose_prompts(options.prompts)
     ]
     ways = tuple(options.ways) if pair.drafter else ()  # without a draft every way is plain
-    if any(way.auto for way in ways) and pair.costs is None:
-        say("Measuring what passes cost", None)
-        pair = dataclasses.replace(pair, costs=costs(pair))
+    if any(way.auto for way in ways):
+        say("Measuring what passes cost", None)  # anew: what is kept may be of a busier moment
+        pair = dataclasses.replace(pair, costs=measure_again(pair))
     engine = Engine(pair, cache_bytes=0)  # every prompt is read anew, as the peers read it
     runs = {way.name: redline(engine, way) for way in (Way(0), *ways)}
     context = max(len(ids) for _, ids in prompts) + options.max_new_tokens + MAX_DRAFT_TOKENS
-    others = peer_runs(options.against, pair, spec, context, say)
+    others, notes = peer_runs(options.against, pair, spec, context, say)
     say("Warming up", None)
     warm_up(runs, prompts[0], options)
-    others, notes = usable(others, prompts[0], options)
+    others, failed = usable(others, prompts[0], options)
     samples = measure(runs | others, prompts, options, say)
     say("Timing single passes", None)
     max_rows = max(FEWEST_ROWS_TIMED, *(way.k + 1 for way in ways), 1)
@@ -216,7 +216,7 @@ def bench(options: Options, pair: Pair, spec: PairSpec, say: Progress) -> Report
         limit=limit,
         follow_up=follow_up,
         session=session,
-        notes=tuple(notes),
+        notes=(*notes, *failed),
         costs=pair.costs,
     )
 

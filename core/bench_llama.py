@@ -8,6 +8,8 @@ Knows neither engine nor report.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 import zipfile
 from collections.abc import Sequence
@@ -19,6 +21,16 @@ from core.models.embedded import GGUF, WHEEL, home
 from core.models.errors import LoadError
 from core.models.spec import EMBEDDED, source_kind
 
+TRIAL_SECONDS = 300  # for a file to be tried in
+# Arguments: the file, threads, layers on a card.
+TRIAL = """
+import sys
+from llama_cpp import Llama
+file, threads, layers = sys.argv[1], *map(int, sys.argv[2:])
+model = Llama(file, n_ctx=64, n_threads=threads, n_threads_batch=threads, n_gpu_layers=layers, verbose=False)
+tokens = model.generate([0, 1, 2], temp=0)
+print(*(next(tokens) for _ in range(4)))
+"""
 LOOKUP_TOKENS = 2  # drafts a round; llama-cpp-python's documentation recommends it without a card
 
 
@@ -54,6 +66,28 @@ def embedded_file() -> Path:
     return file
 
 
+def fault(file: Path, device: str) -> str | None:
+    """A sentence where llama.cpp cannot run ``file``; None where it writes a few tokens.
+
+    Tried in a process of its own, because its code may crash where it is not made for the processor.
+    """
+    given = (str(file), str(torch.get_num_threads()), str(_card_layers(device)))
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-c", TRIAL, *given], capture_output=True, text=True, timeout=TRIAL_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"llama.cpp wrote nothing in {TRIAL_SECONDS} seconds."
+    if tried.returncode == 0:
+        return None
+    line = (tried.stderr.strip().splitlines() or [f"exit status {tried.returncode}"])[-1]
+    return f"llama.cpp cannot run {file.name} here ({line})."
+
+
+def _card_layers(device: str) -> int:
+    return -1 if device == "cuda" else 0  # all, or none
+
+
 def open_model(file: Path, context: int, device: str, lookup: bool = False):
     """The model with room for ``context`` ids, drafting by prompt lookup where ``lookup`` says so."""
     from llama_cpp import Llama
@@ -64,7 +98,7 @@ def open_model(file: Path, context: int, device: str, lookup: bool = False):
         n_ctx=context,
         n_threads=torch.get_num_threads(),
         n_threads_batch=torch.get_num_threads(),
-        n_gpu_layers=-1 if device == "cuda" else 0,
+        n_gpu_layers=_card_layers(device),
         draft_model=LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS) if lookup else None,
         verbose=False,
     )

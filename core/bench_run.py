@@ -122,9 +122,11 @@ def check_installed(peers: Sequence[str]) -> None:
 
 def peer_runs(
     peers: Sequence[str], pair: Pair, spec: PairSpec, context: int, say: Progress
-) -> dict[str, Run]:
-    """The same models run by the peers, that have room for ``context`` ids. Raises LoadError."""
+) -> tuple[dict[str, Run], list[str]]:
+    """The same models run by the peers, with room for ``context`` ids, and a sentence for each one that
+    cannot. Raises LoadError."""
     runs: dict[str, Run] = {}
+    notes: list[str] = []
     if TRANSFORMERS in peers or FLASHSPEC in peers:
         from core import bench_transformers
 
@@ -142,7 +144,9 @@ def peer_runs(
 
         say("Reading the same weights with llama.cpp", None)
         file = bench_llama.model_file(spec.target)
-        for name, lookup in ((LLAMA, False), (f"{LLAMA}, lookup", True)):
+        if fault := bench_llama.fault(file, pair.info.device):
+            notes.append(fault)
+        for name, lookup in () if fault else ((LLAMA, False), (f"{LLAMA}, lookup", True)):
             model = bench_llama.open_model(file, context, pair.info.device, lookup)
             runs[name] = peer(functools.partial(bench_llama.generate, model), pair.end_ids)
     if FLASHSPEC in peers and draft:
@@ -152,7 +156,7 @@ def peer_runs(
         runs[FLASHSPEC] = peer(generate, pair.end_ids)
         for k in FLASHSPEC_K:
             runs[f"{FLASHSPEC}, K = {k}"] = peer(generate, pair.end_ids, num_draft_tokens=k)
-    return runs
+    return runs, notes
 
 
 def warm_up(runs: dict[str, Run], asked: Asked, options: Options) -> None:

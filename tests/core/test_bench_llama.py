@@ -68,3 +68,28 @@ def test_other_targets_must_be_gguf_files(tmp_path):
     assert bench_llama.model_file(str(tmp_path / "some.gguf")) == tmp_path / "some.gguf"
     with pytest.raises(LoadError, match="reads GGUF files only"):
         bench_llama.model_file("owner/name")
+
+
+STAND_IN = """
+class Llama:
+    def __init__(self, file, **named):
+        {fault}
+    def generate(self, ids, **sampling): return iter(range(9))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("pass", None),
+        ("raise ValueError('no such architecture')", "cannot run tiny.gguf here (ValueError: no such arch"),
+        ("import os; os.kill(os.getpid(), 11)", "cannot run tiny.gguf here (exit status -11)"),
+    ],
+)
+def test_a_library_that_crashes_is_found_out_in_a_process_of_its_own(monkeypatch, tmp_path, fault, says):
+    package = tmp_path / "llama_cpp"
+    package.mkdir()
+    (package / "__init__.py").write_text(STAND_IN.format(fault=fault))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = bench_llama.fault(tmp_path / "tiny.gguf", "cpu")
+    assert found is None if says is None else says in found
