@@ -1,5 +1,7 @@
 // The script of app/domains_tab.py's chart; assets/plotly.js stands in front of it.
 const plot = element.querySelector('.plot'), note = element.querySelector('.plot-note');
+const HEIGHT = 380;
+plot.style.height = `${HEIGHT}px`;  // once resized, Plotly goes by its element's
 const BOX = 0.34, FEWEST = 5, MOST = 400;  // a box from so many replies up; with more than MOST, outliers only
 function draw() {
   const all = JSON.parse(props.value || '{}'), value = all.measures?.[all.metric] || {}, domains = value.domains || [];
@@ -48,7 +50,7 @@ function drawWith(Plotly, value, domains) {
   const axis = {color: soft, gridcolor: line, zeroline: false, fixedrange: true, tickfont: {size: 12}};
   const title = text => ({text, standoff: 8, font: {size: 12.5, color: soft}});
   return Plotly.react(plot, traces, {
-    height: 380, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', template: 'none',
+    height: HEIGHT, paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)', template: 'none',
     margin: {l: narrow ? 52 : 62, r: 8, t: 34, b: 46}, font: {family, size: 12, color: soft},
     hoverlabel: {bgcolor: colour('--desk-paper'), bordercolor: line, font: {color: ink, family, size: 13}},
     xaxis: {...axis, showgrid: false, range: [-0.5, domains.length - 0.5], tickvals: domains.map((_, i) => i),

@@ -1,5 +1,7 @@
 // The script of app/charts.py's component; assets/plotly.js stands in front of it.
 const plot = element.querySelector('.plot'), note = element.querySelector('.plot-note');
+const HEIGHT = 200;
+plot.style.height = `${HEIGHT}px`;  // once resized, Plotly goes by its element's
 async function draw() {
   const value = JSON.parse(props.value || '{}'), accepted = value.accepted || [];
   plot.hidden = !accepted.length;
@@ -23,7 +25,7 @@ async function draw() {
       line: {color: ink, width: 1.25, shape: 'hvh'},
     }] : []),
   ], {
-    barmode: 'stack', bargap: accepted.length > 80 ? 0 : 0.15, height: 200,
+    barmode: 'stack', bargap: accepted.length > 80 ? 0 : 0.15, height: HEIGHT,
     paper_bgcolor: 'rgba(0,0,0,0)', plot_bgcolor: 'rgba(0,0,0,0)',
     margin: {l: 24, r: 4, t: 26, b: 32}, font: {family: 'inherit', size: 11, color: ink},
     xaxis: {...axis, title: {text: 'round', standoff: 2, font: {size: 11}}, showgrid: false, tickformat: 'd',

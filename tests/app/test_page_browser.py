@@ -60,6 +60,30 @@ def test_a_reply_in_both_views_with_figures_plot_and_exact_copy(serve, tab):
     assert served.desk.store.conversation(list(served.desk._conversations)[-1]).messages[1].content == text
 
 
+def test_the_plot_keeps_its_height_when_the_window_changes(serve, tab):
+    page = tab(serve(lambda question: LONG if question == "Long." else "Two words.").url).ready()
+    page.page.set_viewport_size({"width": 390, "height": 900})
+    bars = page.page.locator("#chart .barlayer .point")
+    page.ask("Short.")
+    expect(bars.first).to_be_attached()
+    few = bars.count()
+    page.ask("Long.")  # drawn again: Plotly takes the height it has then for one that is given
+    expect(bars.nth(few)).to_be_attached()
+    plot, fits = page.page.locator("#chart .js-plotly-plot"), "plot => [plot.clientWidth, plot.clientHeight]"
+    for width in (1280, 390):
+        before = plot.evaluate(fits)[0]
+        page.page.set_viewport_size({"width": width, "height": 900})
+        page.page.wait_for_function(
+            """before => {
+              const plot = document.querySelector('#chart .js-plotly-plot'), wide = plot.clientWidth;
+              return wide !== before && plot.querySelector('.main-svg').getAttribute('width') == wide;
+            }""",
+            arg=before,
+        )
+        assert plot.evaluate(fits)[1] == 200
+        assert plot.locator(".main-svg").first.evaluate("svg => svg.getBoundingClientRect().height") == 200
+
+
 @pytest.mark.parametrize("text", [ANGLES, HOSTILE], ids=["angles", "hostile"])  # UI-01, UI-03
 def test_what_looks_like_html_is_shown_and_never_run(serve, tab, text):
     info = dataclasses.replace(PAIR, target="<img src=x onerror=alert(5)>${alert(6)}{{value}}")
