@@ -38,7 +38,7 @@ class Service:
         with gr.Blocks(analytics_enabled=False) as self.page:
             api.add(self.desk)
         port = free_port()
-        launch(self.page, "127.0.0.1", port, wait=False)
+        launch(self.page, "127.0.0.1", port)
         self.url = f"http://127.0.0.1:{port}"
         self.client = self.another_client()
 
