@@ -231,8 +231,7 @@ class Decoder:
         turns = torch.polar(torch.full_like(angles, rope_scale), angles).to(torch.complex64)
         self.rotations = turns[:, None, :].to(self.device)
         self._eps = torch.tensor(shape.rms_eps, device=self.device)
-        few = shape.head_size > 64 or shape.heads < 3 * shape.kv_heads
-        self._query_block = QUERY_BLOCK if few and self.device.type == "cpu" else 1
+        self._query_block = QUERY_BLOCK if self.device.type == "cpu" else 1
 
     @classmethod
     def from_tensors(

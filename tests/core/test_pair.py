@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
 
@@ -27,12 +29,25 @@ def test_rows_are_scored_as_one_row_passes_score_them(embedded_pair):
     target = embedded_pair.target
     with torch.inference_mode():
         cache = target.new_cache()
-        target.prefill(ids[:-9], cache)
+        target.prefill(ids[:-12], cache)
         start = cache.length
-        single = torch.cat([target.logits([i], cache) for i in ids[-9:]])
-        for rows in (2, 5, 9):
+        single = torch.cat([target.logits([i], cache) for i in ids[-12:]])
+        for rows in (2, 5, 9, 11, 12):
             cache.crop(start)
             assert torch.equal(target.logits(ids[start : start + rows], cache), single[:rows])
+
+
+def test_a_prompt_read_in_two_parts_leaves_the_keys_of_one_reading(embedded_pair):
+    """A follow-up goes on from kept keys, wherever the part before it ended."""
+    if embedded_pair.info.exactness_note:
+        pytest.skip(embedded_pair.info.exactness_note)
+    target, ids = embedded_pair.target, random.Random(1).choices(range(49152), k=330)
+    with torch.inference_mode():
+        target.prefill(ids, whole := target.new_cache())
+        for cut in (37, 107, 150, 293):
+            target.prefill(ids[:cut], parts := target.new_cache())
+            target.prefill(ids[cut:], parts)
+            assert parts.buffer.equal(whole.buffer), cut
 
 
 def greedy_ids(pair, prompt: str, k: int, length: int) -> tuple[int, ...]:
