@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+from core.generation import Underway
 from core.records import Reply, Round, Settings
 
 log = logging.getLogger(__name__)
@@ -148,10 +149,11 @@ class ZeroGpuEngine:
         return ZeroGpuGeneration(self.pair, items, len(prompt_ids), settings, cancel or threading.Event())
 
 
-class ZeroGpuGeneration:
-    """One reply under way: an iterator of ``Round``; ``reply`` is set when it has ended, however it did.
+class ZeroGpuGeneration(Underway):
+    """One reply under way on ZeroGPU. ``prefill_seconds`` and ``reused_tokens`` come with the first round.
 
-    ``prefill_seconds`` and ``reused_tokens`` are None until the first round has arrived.
+    Where a GPU process ends early no stop string was completed, or the reply would have come with it: all of
+    the text is shown.
     """
 
     def __init__(
@@ -162,26 +164,8 @@ class ZeroGpuGeneration:
         settings: Settings,
         cancel: threading.Event,
     ):
-        self.settings = settings
-        self.prompt_tokens = prompt_tokens
-        self.prefill_seconds: float | None = None
-        self.reused_tokens: int | None = None
-        self.reply: Reply | None = None
-        self._pair, self._items, self._cancel = pair, items, cancel
-        self._done: list[Round] = []
-        self._rounds = self._run()
-
-    def __iter__(self) -> Iterator[Round]:
-        return self
-
-    def __next__(self) -> Round:
-        return next(self._rounds)
-
-    def close(self) -> None:
-        """Ends the reply now and gives the GPU back; what had arrived stays."""
-        self._rounds.close()
-        if self.reply is None:  # never started
-            self._finish("cancelled", None)
+        super().__init__(pair, settings, prompt_tokens)
+        self._items, self._cancel = items, cancel
 
     def _run(self) -> Iterator[Round]:
         finish, error = "cancelled", None
@@ -200,12 +184,6 @@ class ZeroGpuGeneration:
             if self.reply is None:
                 self._finish(finish, error)
             self._items.close()
-
-    def _finish(self, finish_reason: str, error: str | None) -> None:
-        from core.engine import ended  # not before ``spaces`` imitates CUDA: it imports torch
-
-        # No stop string was completed, or the reply would have come with it: all of the text is shown.
-        self.reply = ended(self, self._pair, self._done, finish_reason, error)
 
 
 def _sentence(exception: Exception) -> str:

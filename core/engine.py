@@ -25,12 +25,13 @@ import torch
 from core.auto_k import AutoK
 from core.batched import Batched
 from core.drafters.base import Drafter
+from core.generation import Underway
 from core.models.pair import Pair
-from core.records import Fate, Reply, Round, Settings, Token
+from core.records import Fate, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
 from core.rounds import Drafted, Played, Stepwise, Uniform, Verdict, Way
 from core.sampling import BadLogitsError
-from core.text import PromptError, decode
+from core.text import PromptError
 from core.transcript import Piece, Transcript
 
 log = logging.getLogger(__name__)
@@ -117,26 +118,15 @@ class Engine:
         return Generation(self, list(prompt_ids), settings, cancel or threading.Event(), domain)
 
 
-class Generation:
-    """One reply under way: an iterator of ``Round``; ``reply`` is set when it has ended, however it did.
-
-    ``prompt_tokens`` counts the prompt; ``reused_tokens``, those of it that a kept cache already held, is
-    None until the reply has its turn, and ``prefill_seconds`` until prefill is done. Successive ``next``
-    calls may come from different threads.
-    """
+class Generation(Underway):
+    """One reply of an engine under way. ``reused_tokens`` is None until the reply has its turn."""
 
     def __init__(
         self, engine: Engine, prompt_ids: list[int], settings: Settings, cancel: threading.Event, domain: str
     ):
-        self.settings = settings
-        self.prompt_tokens = len(prompt_ids)
-        self.reused_tokens: int | None = None
-        self.prefill_seconds: float | None = None
-        self.reply: Reply | None = None
+        super().__init__(engine.pair, settings, len(prompt_ids))
         self._engine = engine
-        self._pair = engine.pair
         self._cancel = cancel
-        self._done: list[Round] = []
         self._transcript = Transcript(
             engine.pair.tokenizer,
             prompt_ids,
@@ -146,19 +136,6 @@ class Generation:
             domain,
         )
         self._loop: _Loop | None = None
-        self._rounds = self._run()
-
-    def __iter__(self) -> Iterator[Round]:
-        return self
-
-    def __next__(self) -> Round:
-        return next(self._rounds)
-
-    def close(self) -> None:
-        """Ends the reply now and frees the engine; what was emitted stays."""
-        self._rounds.close()
-        if self.reply is None:  # never started
-            self._finish("cancelled", None)
 
     def _run(self) -> Iterator[Round]:
         finish, error = "cancelled", None
@@ -203,41 +180,8 @@ class Generation:
         if self._loop.prefill(self._cancel):
             self.prefill_seconds = time.perf_counter() - start
 
-    def _finish(self, finish_reason: str, error: str | None) -> None:
-        self.reply = ended(self, self._pair, self._done, finish_reason, error, self._transcript.visible_chars)
-
-
-def ended(
-    generation: Generation,
-    pair: Pair,
-    rounds: Sequence[Round],
-    finish_reason: str,
-    error: str | None,
-    visible_chars: Callable[[str], int] = len,
-) -> Reply:
-    """The reply of a generation that ended with ``rounds``; ``visible_chars`` of its text are to be shown.
-
-    From the rounds given out: one that died half-way has committed tokens nobody saw.
-    """
-    emitted = [token for round_ in rounds for token in round_.tokens if token.emitted]
-    text = decode(pair.tokenizer, [token.id for token in emitted])
-    prefill = generation.prefill_seconds or 0.0
-    return Reply(
-        token_ids=tuple(token.id for token in emitted),
-        text=text,
-        visible_chars=visible_chars(text),
-        tail=text[sum(len(token.text) for token in emitted) :],
-        finish_reason=finish_reason,
-        error=error,
-        settings=generation.settings,
-        pair=pair.info,
-        prompt_tokens=generation.prompt_tokens,
-        prefill_seconds=prefill,
-        ttft_seconds=prefill + rounds[0].seconds if emitted else None,
-        seconds=prefill + sum(round_.seconds for round_ in rounds),
-        num_rounds=len(rounds),
-        reused_tokens=generation.reused_tokens,
-    )
+    def _visible_chars(self, text: str) -> int:
+        return self._transcript.visible_chars(text)
 
 
 class _Loop:
