@@ -6,7 +6,7 @@ models. Knows no tokenizer, no sampling, no batch: a cache is one sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -14,6 +14,14 @@ import torch
 PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of one pass
 
 Stop = Callable[[], bool]  # asked between the chunks of a long prompt; True ends the reading there
+
+
+def chunks(ids: Sequence[int], stop: Stop | None = None) -> Iterator[Sequence[int]]:
+    """``ids`` in pieces of ``PREFILL_CHUNK``; ``stop`` is asked before each and ends them."""
+    for start in range(0, len(ids), PREFILL_CHUNK):
+        if stop is not None and stop():
+            return
+        yield ids[start : start + PREFILL_CHUNK]
 
 
 class Cache(Protocol):

@@ -26,7 +26,7 @@ from core.models.memory import gigabytes, size_of
 from core.models.spec import Kind, SpecError, hub_id, source_kind
 from core.models.weights import ADAPTER, INDEX, WeightFile, combined, parameters_in, sha256, weight_names
 
-CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 # What configuration and tokenizer consist of; nothing among them is a program or a pickle.
 SMALL = (
     CONFIG,

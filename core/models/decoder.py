@@ -1,7 +1,7 @@
 """A lean decoder for the Llama family: few operations a layer, static KV buffers, rollback by a counter.
 
 ``Decoder`` holds weights and no state; ``KVCache`` holds the keys and values of one sequence and the
-number of ids they stand for. Rolling back is ``cache.length = n``: what lies behind is overwritten
+number of ids they stand for. Rolling back is ``cache.crop(n)``: what lies behind is overwritten
 by the next pass. Everything is on the device of the embedding. Activations are float32 on a CPU and of the
 embedding's dtype elsewhere; the matrix products take whatever form they were given (``core.models.linear``).
 
@@ -26,7 +26,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from core.models.base import PREFILL_CHUNK, Stop
+from core.models.base import PREFILL_CHUNK, Stop, chunks
 from core.models.linear import Linear
 
 # Attention always runs over whole blocks of keys, the surplus masked: the sums over keys then have
@@ -353,10 +353,8 @@ class Decoder:
 
     def prefill(self, ids: Sequence[int], cache: KVCache, stop: Stop | None = None) -> None:
         """Appends ``ids`` chunk by chunk, computing no logits, until ``stop`` says so."""
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            if stop is not None and stop():
-                return
-            self.forward(ids[start : start + PREFILL_CHUNK], cache)
+        for chunk in chunks(ids, stop):
+            self.forward(chunk, cache)
 
     def _mask(self, rows: int, start: int, group: int) -> torch.Tensor:
         """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i.

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from core.models.base import PREFILL_CHUNK, Stop
+from core.models.base import Stop, chunks
 from core.models.errors import LoadError
 from core.models.rows import difference, some_ids
 from core.sampling import BadLogitsError, check_logits
@@ -126,9 +126,7 @@ class TransformersDecoder:
 
     def prefill(self, ids: Sequence[int], cache: TransformersCache, stop: Stop | None = None) -> None:
         """Appends ``ids`` chunk by chunk; ``stop`` is asked before each."""
-        for chunk in _chunks(ids):
-            if stop and stop():
-                return
+        for chunk in chunks(ids, stop):
             self._read(self._on_device(chunk), cache, **self._last_only)
 
     def logits(self, ids: Sequence[int], cache: TransformersCache) -> torch.Tensor:
@@ -142,7 +140,7 @@ class TransformersDecoder:
 
     def next_logits(self, ids: Sequence[int], cache: TransformersCache) -> torch.Tensor:
         """Appends ``ids`` and gives the logits after the last one: (vocabulary,) float32 on the CPU."""
-        for chunk in _chunks(ids):
+        for chunk in chunks(ids):
             rows = self._read(self._on_device(chunk), cache, **self._last_only)
         return rows[-1].float().cpu()
 
@@ -164,11 +162,6 @@ class TransformersDecoder:
             raise
         cache.length += len(ids)
         return rows
-
-
-def _chunks(ids: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(ids), PREFILL_CHUNK):
-        yield ids[start : start + PREFILL_CHUNK]
 
 
 def check_class(model_class: type, config) -> None:

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from core.drafters.model import ModelDrafter
-from core.models.base import Stop
-from core.models.decoder import PREFILL_CHUNK
+from core.models.base import Stop, chunks
 from core.models.pair import Pair
 from tests.core.builders import PAIR
 
@@ -82,10 +81,8 @@ class ToyDecoder:
         return start
 
     def prefill(self, ids: Sequence[int], cache: ToyCache, stop: Stop | None = None) -> None:
-        for start in range(0, len(ids), PREFILL_CHUNK):
-            if stop is not None and stop():
-                return
-            self._read(ids[start : start + PREFILL_CHUNK], cache)
+        for chunk in chunks(ids, stop):
+            self._read(chunk, cache)
 
     def logits(self, ids: Sequence[int], cache: ToyCache) -> torch.Tensor:
         start = self._read(ids, cache)
