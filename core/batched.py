@@ -25,9 +25,9 @@ from torch.nn import functional as F
 from core.drafters.model import ModelDrafter
 from core.models.base import Cache
 from core.models.pair import Pair
-from core.records import Fate, Settings
+from core.records import EXACT_VERIFIERS, Fate, Settings
 from core.reuse import Kept
-from core.rounds import Drafted, Played, Uniform, Verdict, outcome_figures
+from core.rounds import Played, Uniform, Verdict, chain, outcome_figures
 from core.sampling import TOP, BadLogitsError, Outcome
 
 # Columns of the table that comes to the host, one row a position; then ids and values of the top of p and q.
@@ -227,8 +227,10 @@ class Batched:
             self._seen = torch.zeros(pair.target.vocabulary, dtype=torch.bool, device=self._device)
 
     @staticmethod
-    def suits(pair: Pair) -> bool:
-        """Whether both models are on one CUDA card and can be fed from there."""
+    def suits(pair: Pair, verifier: str = "token") -> bool:
+        """Whether both models are on one CUDA card and can be fed from there; lossy rules go step by step."""
+        if verifier not in EXACT_VERIFIERS:
+            return False
         models = [pair.target]
         if pair.drafter is not None:
             if not isinstance(pair.drafter, ModelDrafter):
@@ -245,7 +247,7 @@ class Batched:
         round_ = _Round.unpacked(numbers, count, self._settings.verifier == "block")
         self._draws.use(round_.used)
         return Played(
-            [Drafted(row["id"], row["q"]) for row in round_.table[: round_.drafted]],
+            chain((row["id"], row["q"]) for row in round_.table[: round_.drafted]),
             round_.verdicts(),
             *clock.seconds("drafted", "scored"),
         )
@@ -258,14 +260,16 @@ class Batched:
         Waits for nothing, however far the device has got.
         """
         clock = clock or _Clock(self._device)
-        unread = list(ids[caches.state.length :]) if count else []
+        unread = list(ids[caches.state(self._drafter).length :]) if count else []
         unmarked = list(ids[self._marked :]) if self._seen is not None else []
         sent = self._send([*unread, *unmarked, ids[-1], *self._draws.peek(2 * count + 1)])
         unread, unmarked, last, draws = sent.split([len(unread), len(unmarked), 1, 2 * count + 1])
         if self._seen is not None:
             self._seen.index_fill_(0, unmarked.long(), True)
             self._marked = len(ids)
-        drafts, qs, seen = self._draft(unread.long(), count, draws, caches.state)
+        drafts, qs, seen = self._draft(
+            unread.long(), count, draws, caches.state(self._drafter) if count else None
+        )
         clock.mark("drafted")
         raw = self._target.device_logits(torch.cat([last.long(), drafts]), caches.cache)
         clock.mark("scored")

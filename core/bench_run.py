@@ -218,7 +218,7 @@ def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int) -> 
     kinds: list[Callable[[], object]] = [functools.partial(target, n) for n in range(1, max_rows + 1)]
     if drafter is not None:
         state = drafter.new_state()
-        drafter.prefill(context, state)
+        drafter.prefill(context, state, cache)
 
         def draft() -> None:
             state.crop(len(context))
@@ -226,7 +226,8 @@ def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int) -> 
 
         def draft_step() -> None:
             state.crop(len(context))
-            drafter.draft(ids, 1, settings, lambda: 0.5, state)
+            cache.crop(len(context))
+            drafter.draft(ids, 1, settings, lambda: 0.5, state, cache)
 
         kinds += [draft, draft_step]
     times: list[list[float]] = [[] for _ in kinds]

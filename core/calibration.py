@@ -76,7 +76,7 @@ def measure(pair: Pair, batched: bool | None = None) -> Costs:
         return _of_rounds(engine, ids)
     cache, state = pair.target.new_cache(), pair.drafter.new_state()
     pair.target.prefill(ids[:-1], cache)
-    pair.drafter.prefill(ids[:-1], state)
+    pair.drafter.prefill(ids[:-1], state, cache)
     settings = Settings(temperature=1.0, num_draft_tokens=MOST, max_new_tokens=2 * MOST)
 
     def verify(rows: int) -> None:
@@ -85,7 +85,8 @@ def measure(pair: Pair, batched: bool | None = None) -> Costs:
 
     def draft() -> None:
         state.crop(CONTEXT - 1)
-        pair.drafter.draft(ids, MOST, settings, lambda: 0.5, state)
+        cache.crop(CONTEXT - 1)
+        pair.drafter.draft(ids, MOST, settings, lambda: 0.5, state, cache)
 
     passes = [partial(verify, rows) for rows in range(1, MOST + 2)]
     seconds = [math.inf] * (MOST + 2)

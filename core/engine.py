@@ -29,7 +29,7 @@ from core.generation import Underway
 from core.models.pair import Pair
 from core.records import Fate, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
-from core.rounds import Drafted, Played, Stepwise, Uniform, Verdict, Way
+from core.rounds import Played, Stepwise, Uniform, Verdict, Way, is_chain
 from core.sampling import BadLogitsError
 from core.text import PromptError
 from core.transcript import Piece, Transcript
@@ -65,8 +65,8 @@ class Engine:
     ):
         self.pair = pair
         self.uniforms = uniforms
-        self.batched = Batched.suits(pair) if batched is None else batched
-        self._kept = KeptCaches(pair.target, pair.drafter, cache_bytes)
+        self._batched = batched
+        self._kept = KeptCaches(pair.target, cache_bytes)
         self._lock = threading.Lock()
 
     @property
@@ -78,6 +78,14 @@ class Engine:
     def cache_limit(self) -> int:
         """The most memory that kept caches may hold beside the last one used, in bytes."""
         return self._kept.limit
+
+    @property
+    def batched(self) -> bool:
+        """Whether rounds of the pair's own drafter are played on its device with one wait each."""
+        return self.plays_batched(self.pair, Settings())
+
+    def plays_batched(self, pair: Pair, settings: Settings) -> bool:
+        return Batched.suits(pair, settings.verifier) if self._batched is None else self._batched
 
     @property
     def busy(self) -> bool:
@@ -100,13 +108,17 @@ class Engine:
         *,
         cancel: threading.Event | None = None,
         domain: str = "auto",
+        drafter: str | None = None,
     ) -> Generation:
         """A reply to ``prompt_ids``, as an iterator of rounds; nothing runs before the first ``next``.
 
-        ``cancel`` ends the reply after the round in flight, or while it waits for its turn.
+        ``cancel`` ends the reply after the round in flight, or while it waits for its turn. ``drafter`` is
+        one of ``Pair.drafters``; None is the pair's own.
         Raises PromptError for a prompt that is empty or leaves no room in the target's context
-        (``core.chat.fit_chat`` makes one that fits).
+        (``core.chat.fit_chat`` makes one that fits), and for a drafter that is not offered; LoadError for one
+        that cannot be made.
         """
+        pair = self.pair.drafting(drafter)
         limit = self.pair.target.context_length
         if not prompt_ids:
             raise PromptError("The prompt is empty; please write something.")
@@ -115,24 +127,30 @@ class Engine:
                 f"The prompt takes {len(prompt_ids):,} tokens and the model has room for {limit - 1:,};"
                 " please shorten it."
             )
-        return Generation(self, list(prompt_ids), settings, cancel or threading.Event(), domain)
+        return Generation(self, pair, list(prompt_ids), settings, cancel or threading.Event(), domain)
 
 
 class Generation(Underway):
     """One reply of an engine under way. ``reused_tokens`` is None until the reply has its turn."""
 
     def __init__(
-        self, engine: Engine, prompt_ids: list[int], settings: Settings, cancel: threading.Event, domain: str
+        self,
+        engine: Engine,
+        pair: Pair,
+        prompt_ids: list[int],
+        settings: Settings,
+        cancel: threading.Event,
+        domain: str,
     ):
-        super().__init__(engine.pair, settings, len(prompt_ids))
+        super().__init__(pair, settings, len(prompt_ids))
         self._engine = engine
         self._cancel = cancel
         self._transcript = Transcript(
-            engine.pair.tokenizer,
+            pair.tokenizer,
             prompt_ids,
-            engine.pair.end_ids,
+            pair.end_ids,
             settings.stop,
-            min(len(prompt_ids) + settings.max_new_tokens, engine.pair.target.context_length),
+            min(len(prompt_ids) + settings.max_new_tokens, pair.target.context_length),
             domain,
         )
         self._loop: _Loop | None = None
@@ -174,7 +192,7 @@ class Generation(Underway):
         settings, pair = self.settings, self._pair
         self.reused_tokens = kept.cache.length
         uniform = self._engine.uniforms(settings.seed)
-        way = (Batched if self._engine.batched else Stepwise)(pair, settings, uniform)
+        way = (Batched if self._engine.plays_batched(pair, settings) else Stepwise)(pair, settings, uniform)
         self._loop = _Loop(pair, kept, self._transcript, settings, way)
         start = time.perf_counter()
         if self._loop.prefill(self._cancel):
@@ -209,18 +227,23 @@ class _Loop:
         ids, caches = self._transcript.ids[:-1], self._caches
         self._pair.target.prefill(ids[caches.cache.length :], caches.cache, cancel.is_set)
         if self._drafter:
-            self._drafter.prefill(ids, caches.state, cancel.is_set)
+            self._drafter.prefill(ids, caches.state(self._drafter), caches.cache, cancel.is_set)
         return not cancel.is_set()
 
     @torch.inference_mode()
     def next_round(self) -> Round:
         transcript, caches = self._transcript, self._caches
         start = time.perf_counter()
+        before = caches.cache.length
         count, reason = self._room()
         played = self._way.play(transcript.ids, count, caches)
-        if len(played.drafts) < count:
-            reason = "draft_failed"
+        if 1 + max(played.positions, default=-1) < count:
+            reason = self._drafter.short
         tokens = self._commit(played)
+        if not is_chain(played.drafts):
+            # Of a tree's rows the accepted ones are brought together, behind that of the last committed id.
+            path = [1 + token.index for token in tokens if token.fate is Fate.ACCEPTED]
+            caches.cache.keep(before, [0, *path])
         # Both models have read drafts that may not stand, and neither has read the last id.
         caches.crop(len(transcript.ids) - 1)
         if self._auto:
@@ -238,6 +261,7 @@ class _Loop:
             target_seconds=played.target_seconds,
             overhead_seconds=time.perf_counter() - start - played.draft_seconds - played.target_seconds,
             finish_reason="error" if self.error else transcript.finish_reason,
+            drafter=self._drafter.name if played.drafts else None,
         )
 
     def _room(self) -> tuple[int, str]:
@@ -259,65 +283,78 @@ class _Loop:
         return count, reason
 
     def _commit(self, played: Played) -> list[Token]:
-        """Commits what was judged, token by token, until the round or the reply ends."""
+        """Commits what was judged, token by token, until the round or the reply ends; sorted by index."""
         drafts = played.drafts
-        tokens: list[Token] = []
+        tokens: dict[int, Token] = {}  # by index
+        last: int | None = None  # the draft accepted last
         try:
             for verdict in played.verdicts:
-                if verdict.outcome.fate is Fate.REJECTED:
-                    position = verdict.outcome.position
-                    tokens += self._unkept(drafts[position:], position, verdict.figures)
+                outcome = verdict.outcome
+                index = outcome.position if outcome.index is None else outcome.index
+                if outcome.fate is Fate.REJECTED:
+                    tokens |= self._unkept(played, index, verdict.figures)
                     continue
-                tokens.append(self._kept(verdict, len(drafts)))
+                if outcome.fate is Fate.ACCEPTED:
+                    for sibling, draft in enumerate(drafts):
+                        if draft.parent == last and sibling != index and sibling not in tokens:
+                            tokens |= self._unkept(played, sibling)
+                    tokens[index] = self._kept(verdict, index, last)
+                    last = index
+                else:
+                    tokens[len(drafts)] = self._kept(verdict, len(drafts), last)
                 if self._transcript.finish_reason:
                     break
         except BadLogitsError as bad:
             self.error = f"The reply ended here because the target gave unusable numbers ({bad})."
-        recorded = sum(token.drafted for token in tokens)
-        tokens += self._unkept(drafts[recorded:], recorded)
-        return tokens
+        for index in range(len(drafts)):
+            if index not in tokens:
+                tokens |= self._unkept(played, index)
+        return [tokens[index] for index in sorted(tokens)]
 
-    def _kept(self, verdict: Verdict, num_drafts: int) -> Token:
+    def _kept(self, verdict: Verdict, index: int, parent: int | None) -> Token:
         """Commits a token: an accepted draft, or the target's own, which comes after all drafts."""
         outcome = verdict.outcome
-        drafted = outcome.fate is Fate.ACCEPTED
         piece = self._transcript.push(outcome.id)
         return _token(
             piece,
-            index=outcome.position if drafted else num_drafts,
+            index=index,
             id=outcome.id,
             fate=outcome.fate,
             position=outcome.position,
+            parent=parent,
             emitted_index=self._transcript.emitted - 1,
             **verdict.figures,
         )
 
-    def _unkept(self, drafts: list[Drafted], start: int, first: dict | None = None) -> list[Token]:
-        """Drafts from position ``start`` on that do not stand: the first rejected if it has figures, the
-        others discarded, each read in the context it was proposed in."""
-        pieces = self._transcript.peek([draft.id for draft in drafts])
-        tokens = []
-        for position, (draft, piece) in enumerate(zip(drafts, pieces, strict=True), start):
-            rejected = first is not None and position == start
-            tokens.append(
-                _token(
+    def _unkept(self, played: Played, first: int, figures: dict | None = None) -> dict[int, Token]:
+        """Draft ``first`` and all that follow it, which do not stand: the first rejected if it has figures,
+        the others discarded, each read in the context it was proposed in."""
+        drafts, branches = played.drafts, {first: [first]}
+        for index in range(first + 1, len(drafts)):
+            if drafts[index].parent in branches:
+                branches[index] = [*branches[drafts[index].parent], index]
+        tokens: dict[int, Token] = {}
+        for index in sorted(branches, reverse=True):  # leaves first: a branch is read once, whole
+            if index in tokens:
+                continue
+            branch = branches[index]
+            pieces = self._transcript.peek([drafts[i].id for i in branch])
+            for i, piece in zip(branch, pieces, strict=True):
+                rejected = figures is not None and i == first
+                tokens[i] = _token(
                     piece,
-                    index=position,
-                    id=draft.id,
+                    index=i,
+                    id=drafts[i].id,
                     fate=Fate.REJECTED if rejected else Fate.DISCARDED,
-                    position=position,
-                    **(first if rejected else {"q": draft.q}),
+                    position=played.positions[i],
+                    parent=drafts[i].parent,
+                    **(figures if rejected else {"q": drafts[i].q}),
                 )
-            )
         return tokens
 
 
-def _token(piece: Piece, index: int, position: int, **fields) -> Token:
-    """A token of a chain: each draft follows the one before, the target's own the last accepted."""
+def _token(piece: Piece, **fields) -> Token:
     return Token(
-        index=index,
-        position=position,
-        parent=position - 1 if position else None,
         text=piece.text,
         label=piece.label,
         domain=piece.domain,

@@ -175,6 +175,21 @@ def m007_auto_draft_tokens(db: Database) -> None:
     db["replies"].add_column("auto_draft_tokens", int, not_null_default=0)
 
 
+@migrations()
+def m008_drafters_and_lossy_rules(db: Database) -> None:
+    db["replies"].add_column("acceptance_threshold", float)
+    db["replies"].add_column("tree_width", int, not_null_default=1)
+    db["tokens"].add_column("drift", float)
+    rounds = db["rounds"]
+    rounds.add_column("drafter", str)
+    # Only drafting models proposed anything until now.
+    db.execute("""
+        UPDATE rounds SET drafter = 'model' WHERE EXISTS (
+            SELECT 1 FROM tokens WHERE round_id = rounds.id AND fate IN ('accepted', 'rejected', 'discarded')
+        )
+    """)
+
+
 def is_newer(db: Database) -> bool:
     """Whether a later Redline made this database: it has been through a migration that is not known here."""
     return any(migration.name not in _known() for migration in migrations.applied(db))

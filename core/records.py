@@ -33,6 +33,8 @@ class Fate(str, Enum):
 DRAFTED = frozenset({Fate.ACCEPTED, Fate.REJECTED, Fate.DISCARDED})
 EMITTED = frozenset({Fate.ACCEPTED, Fate.RESAMPLED, Fate.BONUS, Fate.PLAIN})
 
+EXACT_VERIFIERS = ("token", "block")
+
 DOMAINS = ("code", "prose", "maths", "structured", "other")
 
 
@@ -54,6 +56,9 @@ class Token:
     and tested; ``q`` and ``entropy_q`` of one that no draft competed for (bonus and plain; a resampled
     token has them); everything of the target for a discarded token.
     ``h`` is what block verification held ``u`` against; None token by token, where u * q < p decides.
+    In a tree ``p`` and ``overlap`` of a token are of what was left of the target's distribution once the
+    siblings tried before it were refused. ``drift`` is the total variation between the distribution a lossy
+    rule draws from at this position and the target's; None under an exact rule.
     ``overlap`` is the sum over the vocabulary of min(p, q). Entropies are in nats. ``p_raw`` is
     the target's probability at temperature 1 with no filter. ``top_p`` and ``top_q`` hold up to
     ten (id, probability) pairs, most likely first, of p and q; at temperature 0, where those are
@@ -73,6 +78,7 @@ class Token:
     u: float | None = None
     h: float | None = None
     overlap: float | None = None
+    drift: float | None = None
     entropy_p: float | None = None
     entropy_q: float | None = None
     p_raw: float | None = None
@@ -97,7 +103,9 @@ class Round:
     ``num_draft_tokens`` is the K this round aimed at and ``num_draft_tokens_reason`` says why it
     is that number: ``fixed`` (the setting), ``plain`` (the setting is 0), ``length`` (fewer tokens
     are still allowed), ``context`` (the target's limit is near), ``draft_context`` (past the
-    draft's limit), ``draft_failed`` (the draft gave no usable distribution) or ``auto``.
+    draft's limit), ``draft_failed`` (the draft gave no usable distribution), ``no_match``
+    (the drafter found less to propose) or ``auto``. ``drafter`` names what proposed the drafts, None where
+    nothing was proposed.
     ``text`` is what became safe to show after this round: it never holds half a character, and it
     holds back what may yet turn out to be the beginning of a stop string.
     ``context_tokens`` counts the ids the target has seen or will see next: prompt and emitted.
@@ -114,6 +122,7 @@ class Round:
     target_seconds: float
     overhead_seconds: float
     finish_reason: str | None = None
+    drafter: str | None = None
 
     def count(self, fate: Fate) -> int:
         return sum(1 for token in self.tokens if token.fate is fate)
@@ -143,7 +152,7 @@ class PairInfo:
     quantization: str  # of the target as it runs: "int4", "int8", "nf4", "llm.int8" or "none"
     draft_quantization: str
     device: str
-    drafter: str  # how drafts are made: "model", "plain" (no draft), later "ngram", ...
+    drafter: str  # how drafts are made: one of ``core.drafters.base.NAMES``
     context_length: int  # ids the target can hold
     draft_context_length: int  # 0 where there is no draft
     dtype: str = "float32"  # of the target's activations
@@ -167,12 +176,14 @@ class Settings:
     max_new_tokens: int = 512
     stop: tuple[str, ...] = ()
     seed: int = 0  # 0 to 2**63 - 1
-    verifier: str = "token"  # or "block": both exact (``core.sampling.VERIFIERS``)
+    verifier: str = "token"  # or "block", both exact, or a lossy rule (``core.settings.VERIFIERS``)
+    acceptance_threshold: float | None = None  # a lossy rule's number; None is the rule's usual one
+    tree_width: int = 1  # candidates a position, where the drafter can propose a tree; 1 is a chain
 
     @property
     def exact(self) -> bool:
         """Whether the reply is distributed as the target alone would write it."""
-        return self.verifier in ("token", "block")
+        return self.verifier in EXACT_VERIFIERS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Kept caches: what was read of earlier prompts and replies, so that a follow-up reads only what is new.
 
-A ``Kept`` is one sequence as both models have read it: the target's cache, the drafter's state, and
+A ``Kept`` is one sequence as it was read: the target's cache, the states of the drafters that were used, and
 the ids they stand for. For a new prompt the one that shares the longest prefix of *ids* with it (text is
 never compared) goes on from there; regenerating profits as well. Where the prefix is less than
 half of what is kept, as when two conversations have a system prompt in common, it is copied, and the
@@ -23,26 +23,36 @@ MAX_KEPT = 8
 
 @dataclass
 class Kept:
-    """One sequence. ``ids``: the leading ids of which ``cache`` and ``state`` hold at most all."""
+    """One sequence. ``ids``: the leading ids of which ``cache`` and ``states`` hold at most all.
+
+    ``states`` are the drafters', by name.
+    """
 
     cache: Cache
-    state: Cache | None
+    states: dict[str, Cache] = field(default_factory=dict)
     ids: list[int] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
-        return self.cache.nbytes + (self.state.nbytes if self.state else 0)
+        return self.cache.nbytes + sum(state.nbytes for state in self.states.values())
+
+    def state(self, drafter: Drafter) -> Cache:
+        """The drafter's state, an empty one at first."""
+        if drafter.name not in self.states:
+            self.states[drafter.name] = drafter.new_state()
+        return self.states[drafter.name]
 
     def crop(self, length: int) -> None:
-        """Forgets what lies beyond the first ``length`` ids, in both models."""
+        """Forgets what lies beyond the first ``length`` ids, everywhere."""
         del self.ids[length:]
         self.cache.crop(length)
-        if self.state:
-            self.state.crop(length)
+        for state in self.states.values():
+            state.crop(length)
 
     def fork(self, length: int) -> Kept:
         """A copy of the first ``length`` ids."""
-        return Kept(self.cache.fork(length), self.state and self.state.fork(length), self.ids[:length])
+        states = {name: state.fork(length) for name, state in self.states.items()}
+        return Kept(self.cache.fork(length), states, self.ids[:length])
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -54,11 +64,11 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 class KeptCaches:
-    """The kept sequences of one pair, the most recently used last; with a ``limit`` of 0 nothing is kept."""
+    """The kept sequences of one target, the most recently used last; a ``limit`` of 0 keeps nothing."""
 
-    def __init__(self, target: Scorer, drafter: Drafter | None, limit: int):
+    def __init__(self, target: Scorer, limit: int):
         self.limit = limit
-        self._target, self._drafter = target, drafter
+        self._target = target
         self._kept: list[Kept] = []
 
     @property
@@ -74,7 +84,7 @@ class KeptCaches:
         shared = [min(common_prefix(kept.ids, ids), len(ids) - 1) for kept in self._kept]
         best = max(range(len(shared)), key=lambda i: (shared[i], i), default=None)
         if best is None or not shared[best]:
-            return Kept(self._target.new_cache(), self._drafter.new_state() if self._drafter else None)
+            return Kept(self._target.new_cache())
         if 2 * shared[best] < len(self._kept[best].ids):
             return self._kept[best].fork(shared[best])
         kept = self._kept.pop(best)
@@ -82,7 +92,7 @@ class KeptCaches:
         return kept
 
     def give_back(self, kept: Kept, ids: Sequence[int]) -> None:
-        """Keeps a sequence whose models have read a beginning of ``ids``, and nothing else."""
+        """Keeps a sequence of which was read a beginning of ``ids``, and nothing else."""
         if not self.limit:
             return
         kept.ids = list(ids[: kept.cache.length])

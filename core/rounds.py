@@ -10,26 +10,48 @@ Knows caches and models by their protocols; no transcript, no tokenizer, no reco
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 
+from core.lossy import lossy
 from core.models.pair import Pair
 from core.records import Settings
 from core.reuse import Kept
-from core.sampling import VERIFIERS, Distribution, Outcome, Proposal, distributions, raw_probability
+from core.sampling import (
+    VERIFIERS,
+    Distribution,
+    Outcome,
+    Proposal,
+    Verify,
+    distributions,
+    raw_probability,
+)
+from core.settings import LOSSY
+from core.tree import verify_tree
 
 Uniform = Callable[[], float]  # draws from [0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """What the record keeps of a draft, whatever becomes of it."""
+    """What the record keeps of a draft, whatever becomes of it. ``parent`` is the ``Proposal``'s."""
 
     id: int
     q: float
+    parent: int | None
+
+
+def chain(drafts: Iterable[tuple[int, float]]) -> list[Drafted]:
+    """Ids and q of drafts each of which follows the one before."""
+    return [Drafted(id, q, index - 1 if index else None) for index, (id, q) in enumerate(drafts)]
+
+
+def is_chain(drafts: Sequence[Drafted | Proposal]) -> bool:
+    """Whether each draft follows the one before."""
+    return all(draft.parent == (index - 1 if index else None) for index, draft in enumerate(drafts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,14 @@ class Played:
     draft_seconds: float
     target_seconds: float
 
+    @property
+    def positions(self) -> list[int]:
+        """How deep in the block each draft stands, from 0."""
+        positions: list[int] = []
+        for draft in self.drafts:
+            positions.append(0 if draft.parent is None else positions[draft.parent] + 1)
+        return positions
+
 
 class Way(Protocol):
     """Plays the rounds of one reply."""
@@ -70,48 +100,72 @@ class Stepwise:
 
     def __init__(self, pair: Pair, settings: Settings, uniform: Uniform):
         self._pair = pair
-        self._settings = settings
+        # Lossy rules judge chains: what a tree does to the output could not be said in one number.
+        self._settings = settings if settings.exact else replace(settings, tree_width=1)
         self._uniform = uniform
 
     def play(self, ids: Sequence[int], count: int, caches: Kept) -> Played:
         start = time.perf_counter()
-        proposals: list[Proposal] = []
+        target, drafter, proposals = self._pair.target, self._pair.drafter, []
         if count:
-            proposals = self._pair.drafter.draft(ids, count, self._settings, self._uniform, caches.state)
+            state = caches.state(drafter)
+            proposals = drafter.draft(ids, count, self._settings, self._uniform, state, caches.cache)
         drafted = time.perf_counter()
-        rows = self._pair.target.logits([ids[-1], *(p.id for p in proposals)], caches.cache)
+        block = [ids[-1], *(p.id for p in proposals)]
+        if is_chain(proposals):
+            rows = target.logits(block, caches.cache)
+        else:
+            parents = [-1, *(0 if p.parent is None else p.parent + 1 for p in proposals)]
+            rows = target.tree_logits(block, parents, caches.cache)
         scored = time.perf_counter()
+        if count:
+            drafter.observe(block, rows, state)
         return Played(
-            [Drafted(p.id, p.q.at(p.id)) for p in proposals],
+            [Drafted(p.id, p.q.at(p.id), p.parent) for p in proposals],
             self._verdicts(list(ids), proposals, rows),
             drafted - start,
             scored - drafted,
         )
 
     def _verdicts(self, ids: list[int], proposals: list[Proposal], rows: torch.Tensor) -> Iterator[Verdict]:
-        block = [*ids, *(proposal.id for proposal in proposals)]
-        start = len(ids)
         targets: dict[int, tuple[Distribution, Distribution]] = {}
 
-        def target(position: int) -> Distribution:
-            if position not in targets:
-                targets[position] = distributions(rows[position], self._settings, block[: start + position])
-            return targets[position][0]
+        def before(row: int) -> list[int]:
+            """The ids a row of the target follows: those committed, then drafts from the root on."""
+            path: list[int] = []
+            index = row - 1 if row else None
+            while index is not None:
+                path.append(proposals[index].id)
+                index = proposals[index].parent
+            return ids + path[::-1]
 
-        for outcome in VERIFIERS[self._settings.verifier](target, proposals, self._uniform):
-            position = outcome.position
-            p, soft = targets[position]
+        def target(row: int) -> Distribution:
+            """p after the committed ids (row 0) or after proposal ``row - 1``."""
+            if row not in targets:
+                targets[row] = distributions(rows[row], self._settings, before(row))
+            return targets[row][0]
+
+        for outcome in verifier(self._settings, proposals)(target, proposals, self._uniform):
+            row = outcome.position if outcome.row is None else outcome.row
+            p, soft = targets[row]
             figures = outcome_figures(outcome) | {
                 "entropy_p": p.entropy(),
-                "p_raw": raw_probability(rows[position], outcome.id),
+                "p_raw": raw_probability(rows[row], outcome.id),
                 "top_p": soft.top(),
             }
             if outcome.q is not None:
-                proposal = proposals[position]
+                proposal = proposals[outcome.position if outcome.index is None else outcome.index]
                 figures |= {"entropy_q": proposal.q.entropy(), "top_q": proposal.soft.top()}
             yield Verdict(outcome, figures)
 
 
+def verifier(settings: Settings, proposals: Sequence[Proposal]) -> Verify:
+    """The rule that judges ``proposals``: a tree is judged token by token whatever exact rule is set."""
+    if settings.verifier in LOSSY:
+        return lossy(settings.verifier, settings.acceptance_threshold)
+    return VERIFIERS[settings.verifier] if is_chain(proposals) else verify_tree
+
+
 def outcome_figures(outcome: Outcome) -> dict[str, object]:
     """The figures of an outcome itself, by the names the record has for them."""
-    return {name: getattr(outcome, name) for name in ("p", "q", "u", "h", "overlap")}
+    return {name: getattr(outcome, name) for name in ("p", "q", "u", "h", "overlap", "drift")}

@@ -229,12 +229,14 @@ class Proposal:
     """A drafted token and the very distribution it was drawn from.
 
     ``soft`` is what the record shows of the draft's mind: ``q``, or at temperature 0, where ``q`` is
-    one id, the draft's distribution at temperature 1.
+    one id, the draft's distribution at temperature 1. ``parent`` is the index of the proposal this one
+    follows, None where it follows the committed ids; parents come before their children.
     """
 
     id: int
     q: Distribution
     soft: Distribution
+    parent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +244,9 @@ class Outcome:
     """What verification says of one token: its fate, and the figures of its position.
 
     ``h`` is block verification's threshold for ``u``; None token by token, where u * q < p decides.
+    ``drift`` is a lossy rule's (``core.records.Token``). In a tree ``index`` is that of the proposal (of
+    a resampled token, of the first it replaces) and ``row`` the row of the target it was held against; both
+    are None in a chain, where they are the position.
     """
 
     id: int
@@ -252,6 +257,9 @@ class Outcome:
     u: float | None = None
     overlap: float | None = None
     h: float | None = None
+    drift: float | None = None
+    index: int | None = None
+    row: int | None = None
 
 
 Verify = Callable[[Callable[[int], Distribution], Sequence[Proposal], Callable[[], float]], Iterator[Outcome]]

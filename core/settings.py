@@ -9,13 +9,22 @@ from __future__ import annotations
 import math
 import secrets
 
-from core.records import Settings
+from core.records import EXACT_VERIFIERS, Settings
 
 MAX_DRAFT_TOKENS = 16
 MAX_NEW_TOKENS = 8192
 MAX_STOPS, MAX_STOP_LENGTH = 32, 500
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
-VERIFIERS = ("token", "block")
+# Numbers that lossy rules take: the usual one, the least and the most (``core.lossy``); None: it takes none.
+LOSSY: dict[str, tuple[float, float, float] | None] = {
+    "greedy": None,
+    "threshold": (0.3, 0.0, 1.0),
+    "draft-ratio": (0.9, 0.7, 0.99),
+    "target-ratio": (0.9, 0.7, 0.99),
+    "typical": (0.09, 0.001, 1.0),
+}
+VERIFIERS = (*EXACT_VERIFIERS, *LOSSY)
+MAX_TREE_WIDTH = 8
 SUGGESTIBLE = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # what a model may suggest
 MAX_SEED = 2**63 - 1  # the largest integer SQLite stores
 _DEFAULTS = Settings()
@@ -61,6 +70,15 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     return value
 
 
+def _threshold(value: object, verifier: str) -> float | None:
+    """The number of the lossy rule ``verifier``, its usual one for a blank field; None if it takes none."""
+    if (limits := LOSSY.get(verifier)) is None:
+        return None
+    usual, low, high = limits
+    blank = value is None or not str(value).strip()
+    return _number(f"The threshold of the rule {verifier}", usual if blank else value, low, high)
+
+
 def parse_seed(value: object) -> int:
     """A seed from a form field: blank or -1 draws a random one (shown and stored with the reply).
 
@@ -101,6 +119,8 @@ def parse_settings(
     stop: object = (),
     seed: object = None,
     verifier: object = _DEFAULTS.verifier,
+    acceptance_threshold: object = None,
+    tree_width: object = _DEFAULTS.tree_width,
 ) -> Settings:
     """Checked settings. Raises SettingsError with one sentence naming the first bad field."""
     return Settings(
@@ -120,4 +140,6 @@ def parse_settings(
         stop=parse_stop(stop),
         seed=parse_seed(seed),
         verifier=_choice("Verifier", verifier, VERIFIERS),
+        acceptance_threshold=_threshold(acceptance_threshold, verifier),
+        tree_width=_integer("Tree width", tree_width, 1, MAX_TREE_WIDTH),
     )

@@ -125,9 +125,9 @@ MUTANTS = [
         "target's cache one too short", "reuse.py", "self.cache.crop(length)", "self.cache.crop(length - 1)"
     ),
     Mutant(
-        "draft's cache one too long", "reuse.py", "self.state.crop(length)", "self.state.crop(length + 1)"
+        "draft's cache one too long", "reuse.py", "state.crop(length)", "state.crop(length + 1)"
     ),
-    Mutant("draft never rolled back", "reuse.py", "self.state.crop(length)", "pass"),
+    Mutant("draft never rolled back", "reuse.py", "state.crop(length)", "pass"),
     Mutant(
         "draft reads only the last id",
         "drafters/model.py",

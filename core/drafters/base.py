@@ -1,32 +1,50 @@
-"""What the engine asks of a way to draft."""
+"""What the engine asks of a way to draft, and the names these ways go by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 from core.models.base import Cache, Stop
 from core.records import Settings
 from core.sampling import Proposal
 
+# Everywhere a drafter is chosen or recorded: by name, in the order they are shown in.
+NAMES = {
+    "model": "a small model",
+    "eagle": "EAGLE: one layer over the target's features",
+    "medusa": "Medusa: extra heads on the target",
+    "early-exit": "early exit: the target's first layers",
+    "ngram": "n-gram: repeats of the text so far",
+    "recycling": "token recycling: the target's own likely successors",
+    "auto": "n-gram where it matches, else a model",
+    "plain": "none: the target alone",
+}
+
 
 class Drafter(Protocol):
-    """Proposes a chain of tokens for the committed ids of one sequence.
+    """Proposes tokens, a chain or a tree, to follow the committed ids of one sequence.
 
     What a drafter has read of a sequence is in a state of its own, which the engine keeps and crops with
-    the target's cache: ``state.length`` leading ids of the sequence were read.
+    the target's cache: ``state.length`` leading ids of the sequence were read. ``cache`` is the target's, for
+    drafters that look into it: it holds all committed ids but the last. ``short`` is the reason a round
+    records when fewer proposals came back than were asked for.
     """
 
     name: str
+    short: str
     context_length: int
 
     def new_state(self) -> Cache:
         """The state of a sequence of which nothing was read."""
 
-    def prefill(self, ids: Sequence[int], state: Cache, stop: Stop | None = None) -> None:
+    def prefill(self, ids: Sequence[int], state: Cache, cache: Cache, stop: Stop | None = None) -> None:
         """Reads ``ids``, the leading ids of the sequence, from where ``state`` has got to.
 
-        Nothing where they leave no room to draft in the drafter's context.
+        The target has read them before. Nothing where they leave no room to draft in the drafter's context.
         """
 
     def draft(
@@ -36,8 +54,26 @@ class Drafter(Protocol):
         settings: Settings,
         uniform: Callable[[], float],
         state: Cache,
+        cache: Cache,
     ) -> list[Proposal]:
-        """Up to ``count`` proposals to follow ``ids`` (all committed ids), each after the one before.
+        """Proposals up to ``count`` deep to follow ``ids`` (all committed ids), parents before children.
 
-        Fewer come back where the drafter has nothing usable to say; the round goes on with those.
+        A chain of at most ``count``, unless ``settings.tree_width`` is above 1 and the drafter makes trees.
+        Fewer come back where the drafter has nothing usable to say; the round goes on with those. What is
+        chosen may depend on the sequence and on q, never on the draws of verification (docs/ENGINE.md,
+        rule 7).
+        ``cache`` is left with the length it had.
         """
+
+    def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Cache) -> None:
+        """Learns from a target's pass: ``logits`` (n, vocabulary) after each of ``ids``, drafts included."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A way to draft for a pair's target: the drafter, what ``PairInfo`` says of it, field by field, and the
+    acceptance that automatic K begins by expecting."""
+
+    drafter: Drafter
+    about: Mapping[str, object]
+    acceptance: float = 0.5

@@ -29,6 +29,7 @@ class ModelDrafter:
     """
 
     name = "model"
+    short = "draft_failed"
 
     def __init__(self, model: Scorer, head_ids: torch.Tensor | None = None, vocabulary: int | None = None):
         self.model = model
@@ -39,7 +40,7 @@ class ModelDrafter:
     def new_state(self) -> Cache:
         return self.model.new_cache()
 
-    def prefill(self, ids: Sequence[int], state: Cache, stop: Stop | None = None) -> None:
+    def prefill(self, ids: Sequence[int], state: Cache, cache: Cache, stop: Stop | None = None) -> None:
         if len(ids) < self.context_length:  # beyond it nothing will be drafted
             self.model.prefill(self._readable(ids[state.length :]), state, stop)
 
@@ -50,6 +51,7 @@ class ModelDrafter:
         settings: Settings,
         uniform: Callable[[], float],
         state: Cache,
+        cache: Cache,
     ) -> list[Proposal]:
         proposals: list[Proposal] = []
         sequence = list(ids)
@@ -59,9 +61,13 @@ class ModelDrafter:
                 q, soft = distributions(logits, settings, sequence, self.head_ids)
             except BadLogitsError:
                 break
-            proposals.append(Proposal(sample(q, uniform()), q, soft))
+            parent = len(proposals) - 1 if proposals else None
+            proposals.append(Proposal(sample(q, uniform()), q, soft, parent))
             sequence.append(proposals[-1].id)
         return proposals
+
+    def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Cache) -> None:
+        """Nothing: the model reads what was committed when it drafts next."""
 
     def _readable(self, ids: Sequence[int]) -> list[int]:
         limit = self.model.readable_ids

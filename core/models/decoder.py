@@ -99,44 +99,63 @@ class KVCache:
 
     The buffer grows as the sequence does, doubling, so that a kept cache holds no more than about twice what
     it needs. It begins as zeros because a pass reads, masked, up to the end of a block of ``KEY_BLOCK``.
+    ``features`` (positions, number of kinds, hidden) keeps hidden states for drafters that look at them.
     """
 
-    def __init__(self, shape: DecoderShape, device: torch.device | str, dtype: torch.dtype):
+    def __init__(
+        self, shape: DecoderShape, device: torch.device | str, dtype: torch.dtype, kinds_of_features: int = 0
+    ):
         self._shape, self._device, self._dtype = shape, torch.device(device), dtype
+        self._kinds = kinds_of_features
         self.length = 0
-        self.buffer = self._zeros(0)
+        self.buffer, self.features = self._zeros(0)
         self.reserve(1)
 
     @property
     def nbytes(self) -> int:
-        return self.buffer.nbytes
+        return self.buffer.nbytes + self.features.nbytes
 
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
 
     def fork(self, length: int) -> KVCache:
-        copy = KVCache(self._shape, self._device, self._dtype)
+        copy = KVCache(self._shape, self._device, self._dtype, self._kinds)
         length = min(self.length, length)
         copy.reserve(length)
         copy.buffer[:, :, :length] = self.buffer[:, :, :length]
+        copy.features[:length] = self.features[:length]
         copy.length = length
         return copy
+
+    def keep(self, start: int, rows: Sequence[int]) -> None:
+        """Of what was read from ``start`` on keeps these rows, ascending, as if they had been read alone."""
+        places, end = [start + row for row in rows], start + len(rows)
+        if places != list(range(start, end)):
+            self.buffer[:, :, start:end] = self.buffer[:, :, places]
+            self.features[start:end] = self.features[places]
+        self.length = end
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` ids; what was read stays."""
         held = self.buffer.shape[2]
         if length > held:
             most = -(-self._shape.context_length // KEY_BLOCK) * KEY_BLOCK
-            grown = self._zeros(min(max(-(-length // KEY_BLOCK) * KEY_BLOCK, 2 * held), most))
+            grown, features = self._zeros(min(max(-(-length // KEY_BLOCK) * KEY_BLOCK, 2 * held), most))
             grown[:, :, : self.length] = self.buffer[:, :, : self.length]
-            self.buffer = grown
+            features[: self.length] = self.features[: self.length]
+            self.buffer, self.features = grown, features
 
-    def _zeros(self, positions: int) -> torch.Tensor:
-        size = (self._shape.layers, 2, positions, self._shape.kv_heads, self._shape.head_size)
+    def _zeros(self, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Room for keys and values and for features."""
+        shape = self._shape
+        sizes = (
+            (shape.layers, 2, positions, shape.kv_heads, shape.head_size),
+            (positions, self._kinds, shape.hidden),
+        )
         if self._device.type == "cpu" and self._dtype == torch.float32:
             # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
-            return torch.from_numpy(np.zeros(size, np.float32))
-        return torch.zeros(size, device=self._device, dtype=self._dtype)
+            return tuple(torch.from_numpy(np.zeros(size, np.float32)) for size in sizes)
+        return tuple(torch.zeros(size, device=self._device, dtype=self._dtype) for size in sizes)
 
 
 @dataclass(frozen=True)
@@ -190,6 +209,14 @@ def _layer(shape: DecoderShape, tensors: Mapping[str, torch.Tensor], make: Make,
     )
 
 
+def _depths(parents: Sequence[int], start: int) -> list[int]:
+    """The positions of a tree's rows whose roots follow ``start`` ids."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(start if parent < 0 else depths[parent] + 1)
+    return depths
+
+
 def _activations(embedding: torch.Tensor) -> torch.dtype:
     return torch.float32 if embedding.device.type == "cpu" else embedding.dtype
 
@@ -200,6 +227,8 @@ class Decoder:
     ``embedding`` is (vocabulary, hidden); ``head`` takes (rows, hidden) to (rows, logits), as many as
     the embedding has rows unless ``vocabulary`` says otherwise. ``frequencies`` (head_size / 2,) are those of
     the rotary embedding and ``rope_scale`` its factor, where they are not the shape's plain ones.
+    ``feature_layers`` are the layers whose output caches made from now on keep as ``KVCache.features``, in
+    this order; the last layer's is taken after the final norm.
     """
 
     def __init__(
@@ -223,6 +252,7 @@ class Decoder:
         self.context_length = shape.context_length
         self.vocabulary = len(embedding) if vocabulary is None else vocabulary
         self.readable_ids = len(embedding)
+        self.feature_layers: tuple[int, ...] = ()
         if frequencies is None:
             frequencies = shape.rope_theta ** (
                 -torch.arange(0, shape.head_size, 2).double() / shape.head_size
@@ -284,25 +314,36 @@ class Decoder:
         )
 
     def new_cache(self) -> KVCache:
-        return KVCache(self.shape, self.device, self.dtype)
+        return KVCache(self.shape, self.device, self.dtype, len(self.feature_layers))
 
-    def forward(self, ids: Sequence[int] | torch.Tensor, cache: KVCache) -> torch.Tensor:
+    def forward(
+        self,
+        ids: Sequence[int] | torch.Tensor,
+        cache: KVCache,
+        parents: Sequence[int] | None = None,
+        layers: int | None = None,
+    ) -> torch.Tensor:
         """Appends ``ids`` to ``cache`` and gives their final hidden states, (len(ids), hidden).
 
-        The caller keeps ``cache.length + len(ids)`` within the shape's ``context_length``.
+        The caller keeps ``cache.length + len(ids)`` within the shape's ``context_length``. With ``parents``
+        the ids are a tree: each follows the row of that number, -1 what ``cache`` held before, and sees its
+        ancestors alone; ``cache.keep`` then brings a branch together. ``layers`` is how many to run, all
+        by default; the final norm is applied whatever their number.
         """
         shape, rows, start = self.shape, len(ids), cache.length
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
         group, rotating = heads // kv_heads, heads + kv_heads
         end, queries = start + rows, rows * group
-        mask = self._mask(rows, start, group)
+        mask = self._mask(rows, start, group, parents)
         cache.reserve(end)
         seen = cache.buffer[:, :, None, : mask.shape[1]].transpose(3, 4)
-        rotation = self.rotations[start:end]
+        rotation = self.rotations[start:end] if parents is None else self.rotations[_depths(parents, start)]
         x = F.embedding(torch.as_tensor(ids, device=self.device), self.embedding).to(self.dtype)
         # The views of all layers at once: one at a time they would cost as much as the smaller products.
         views = cache.buffer[:, :, start:end].unbind(), seen[:, 0].unbind(), seen[:, 1].unbind()
-        for layer, place, keys, values in zip(self.layers, *views, strict=True):
+        running = self.layers if layers is None else self.layers[:layers]
+        kept = {layer: kind for kind, layer in enumerate(self.feature_layers)} if layers is None else {}
+        for index, (layer, place, keys, values) in enumerate(zip(running, *views, strict=layers is None)):
             qkv = layer.qkv(self._normed(x, layer.input_norm)).float()
             if layer.qkv_bias is not None:
                 qkv.add_(layer.qkv_bias)
@@ -322,8 +363,13 @@ class Decoder:
             x.add_(layer.out(attended.reshape(rows, heads * size)))
             gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, 1)
             x.add_(layer.down(F.silu(gate).mul_(up)))
+            if index in kept and index < len(self.layers) - 1:
+                cache.features[start:end, kept[index]] = x
         cache.length = end
-        return self._normed(x, self.norm)
+        x = self._normed(x, self.norm)
+        if len(self.layers) - 1 in kept:
+            cache.features[start:end, kept[len(self.layers) - 1]] = x
+        return x
 
     def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """RMS norm over the last dimension; ``weight`` is as wide, or has the shape of a row of ``x``."""
@@ -345,6 +391,10 @@ class Decoder:
         """Appends ``ids`` and gives the logits after each, (len(ids), head rows) float32 on the CPU."""
         return self.device_logits(ids, cache).cpu()
 
+    def tree_logits(self, ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> torch.Tensor:
+        """``logits`` of a tree, whose ``parents`` are those of ``forward``."""
+        return self.head(self.forward(ids, cache, parents)).float().cpu()
+
     def next_logits(self, ids: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Appends ``ids`` and gives the logits after the last one, (head rows,) float32 on the CPU."""
         last = max(0, len(ids) - PREFILL_CHUNK)
@@ -356,13 +406,25 @@ class Decoder:
         for chunk in chunks(ids, stop):
             self.forward(chunk, cache)
 
-    def _mask(self, rows: int, start: int, group: int) -> torch.Tensor:
-        """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i.
+    def _mask(
+        self, rows: int, start: int, group: int, parents: Sequence[int] | None = None
+    ) -> torch.Tensor:
+        """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i, or of a tree
+        those among them that are its ancestors.
 
         Rows that only fill a block of queries follow; they see everything and are thrown away.
         """
         keys = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK
         unseen = torch.full((rows, keys), float("-inf"), device=self.device, dtype=self.dtype)
-        mask = unseen.triu_(start + 1).repeat_interleave(group, 0)
+        if parents is None:
+            mask = unseen.triu_(start + 1)
+        else:
+            mask = unseen
+            mask[:, :start] = 0
+            for row, parent in enumerate(parents):
+                if parent >= 0:
+                    mask[row, start:] = mask[parent, start:]
+                mask[row, start + row] = 0
+        mask = mask.repeat_interleave(group, 0)
         surplus = -len(mask) % self._query_block
         return F.pad(mask, (0, 0, 0, surplus)) if surplus else mask

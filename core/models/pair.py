@@ -7,7 +7,8 @@ Knows how to put together the embedded pair from files that are already there;
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from core.auto_k import Costs
-from core.drafters.base import Drafter
+from core.drafters.base import NAMES, Drafter, Drafting
 from core.drafters.model import ModelDrafter
 from core.models import Progress, silent
 from core.models.base import Scorer
@@ -27,7 +28,7 @@ from core.models.memory import PACKED
 from core.models.rows import row_dependence
 from core.models.spec import EMBEDDED
 from core.records import PairInfo, Settings
-from core.text import end_token_ids
+from core.text import PromptError, end_token_ids
 
 
 @dataclass
@@ -37,7 +38,7 @@ class Pair:
     ``suggested`` holds fields of ``Settings`` that the target's ``generation_config`` names: shown as a
     suggestion, never applied unasked. ``notes`` are sentences to show with the pair. ``costs`` are what its
     passes take on this machine (``core.calibration``): with them K can be chosen automatically, which begins
-    by expecting ``acceptance``.
+    by expecting ``acceptance``. ``others`` make further ways to draft for the same target, by name.
     """
 
     info: PairInfo
@@ -49,6 +50,37 @@ class Pair:
     notes: tuple[str, ...] = ()
     costs: Costs | None = None
     acceptance: float = 0.5
+    others: Mapping[str, Callable[[], Drafting]] = field(default_factory=dict)
+    _made: dict[str, Pair] = field(default_factory=dict, repr=False)
+    _making: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names ``drafting`` takes, in the order of ``core.drafters.base.NAMES``."""
+        offered = {self.info.drafter, *self.others, "plain"}
+        return tuple(name for name in NAMES if name in offered)
+
+    def drafting(self, name: str | None) -> Pair:
+        """This target with another way to draft, made at its first use; None is this pair's own.
+
+        Raises PromptError for one that is not offered, LoadError where it cannot be made.
+        """
+        if name in (None, self.info.drafter):
+            return self
+        if name not in self.drafters:
+            raise PromptError(
+                f"This pair has no drafter {name!r}: choose one of {', '.join(self.drafters)}."
+            )
+        with self._making:
+            if name not in self._made:
+                if name == "plain":
+                    changed = dict(drafter=None, info=replace(self.info, **NO_DRAFT), acceptance=0.5)
+                else:
+                    way = self.others[name]()
+                    info = replace(self.info, **way.about)
+                    changed = dict(drafter=way.drafter, info=info, acceptance=way.acceptance)
+                self._made[name] = replace(self, costs=None, **changed)
+            return self._made[name]
 
 
 # What ``PairInfo`` says of the draft where there is none.
@@ -113,7 +145,7 @@ def warm_up(target: Scorer, drafter: ModelDrafter) -> None:
     ids = list(range(64))
     cache, state = target.new_cache(), drafter.new_state()
     target.prefill(ids, cache)
-    drafter.prefill(ids, state)
+    drafter.prefill(ids, state, cache)
     for rows in range(1, Settings().num_draft_tokens + 2):
         target.logits(ids[:rows], cache)
     drafter.model.next_logits(ids[:1], state)

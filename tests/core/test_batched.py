@@ -263,7 +263,7 @@ def test_a_round_needs_no_value_and_mixes_no_devices(verifier):
     for pair, name in zip((trimmed, lean, real, lean), names, strict=True):
         settings = SETTINGS[name]
         settings = dataclasses.replace(settings, num_draft_tokens=min(2, settings.num_draft_tokens))
-        caches = Kept(pair.target.new_cache(), pair.drafter.new_state())
+        caches = Kept(pair.target.new_cache())
         way = Batched(pair, dataclasses.replace(settings, verifier=verifier), lambda: 0.5)
         packed = way.launch([3, 4, 5], settings.num_draft_tokens, caches)
         assert packed.device.type == "meta" and packed.dtype == torch.float64

@@ -250,7 +250,7 @@ def test_caches_agree_with_fresh_passes_after_every_round(model, draft_seed, dra
         ids += [t.id for t in round_.tokens if t.emitted]
         fates |= {t.fate for t in round_.tokens}
         kept = generation._loop._caches
-        for decoder, cache in ((target, kept.cache), (draft, kept.state)):
+        for decoder, cache in ((target, kept.cache), (draft, kept.state(pair.drafter))):
             length = cache.length
             assert length <= len(ids) - 1
             probe = decoder.logits(ids[length:], cache)

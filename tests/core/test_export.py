@@ -353,13 +353,13 @@ def test_cs_03_fifty_thousand_rows_in_bounded_memory(store, tmp_path):
         # Written by SQL, because only reading is tried here.
         connection.execute(
             "WITH RECURSIVE n(i) AS (SELECT 0 UNION ALL SELECT i + 1 FROM n WHERE i < 9999) "
-            "INSERT INTO rounds SELECT i + 1, ?, i, 5, 'fixed', '', i, 0, 0, 0, NULL FROM n",
+            "INSERT INTO rounds SELECT i + 1, ?, i, 5, 'fixed', '', i, 0, 0, 0, NULL, NULL FROM n",
             [reply],
         )
         connection.execute(
             "WITH k(j) AS (VALUES (0), (1), (2), (3), (4)) "
             "INSERT INTO tokens SELECT id, j, j, 'x', NULL, 'accepted', j, NULL, NULL, "
-            "0.5, 0.5, 0.5, 0.5, 1, 1, 0.5, NULL, NULL, 'prose', 0, NULL FROM rounds, k"
+            "0.5, 0.5, 0.5, 0.5, 1, 1, 0.5, NULL, NULL, 'prose', 0, NULL, NULL FROM rounds, k"
         )
     tracemalloc.start()
     try:

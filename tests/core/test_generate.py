@@ -343,7 +343,7 @@ def test_bad_arguments_are_refused_in_words(arguments, sentence):
     [
         ["--k", "17"],
         ["--k", "automatic"],
-        ["--verifier", "greedy"],
+        ["--verifier", "lucky"],
         ["--temperature", "hot"],
         ["--top-p", "2"],
         ["--min-p", "2"],

@@ -24,6 +24,7 @@ NAMES = [
     "m005_any_pair",
     "m006_block_verification",
     "m007_auto_draft_tokens",
+    "m008_drafters_and_lossy_rules",
 ]
 
 

@@ -171,7 +171,7 @@ def test_nothing_is_kept_where_nothing_is_to_be():
 
 def test_no_more_than_so_many_are_kept():
     target = ToyDecoder(table(1, 5), 200)
-    caches = KeptCaches(target, None, 10**9)
+    caches = KeptCaches(target, 10**9)
     for start in range(MAX_KEPT + 3):
         kept = caches.take([start, 100])
         target.prefill([start], kept.cache)
@@ -218,8 +218,6 @@ def decoder_at(decoder, ids):
 def test_a_drafter_reads_from_where_its_state_has_got_to():
     drafter = ModelDrafter(ToyDecoder(table(1, 5), 10))
     state = drafter.new_state()
-    drafter.prefill([1, 2, 3], state)
-    drafter.prefill([1, 2, 3, 4, 0], state)
-    drafter.prefill([1] * 30, state)  # past its context: nothing will be drafted
-    drafter.prefill([1] * 10, state)
+    for ids in ([1, 2, 3], [1, 2, 3, 4, 0], [1] * 30, [1] * 10):  # past its context nothing will be drafted
+        drafter.prefill(ids, state, cache=None)
     assert drafter.model.reads == [(0, 3), (3, 2)] and state.length == 5

@@ -1,0 +1,65 @@
+"""Exact verification of a tree of drafts: the children of a node are tried in turn.
+
+A refused child leaves the target's distribution less the child's own, normalised, and the next one is held
+against that; where all are refused the target's token is drawn from what is left (SpecInfer, Miao et al.
+2024, arXiv:2305.09781, algorithm 2). With one child a node this is
+``core.sampling.verify_tokenwise``, draw for draw.
+
+Exact given that each child was drawn from its ``q`` whatever its elder siblings were: with replacement, or
+without, ``q`` then being what the elder ones left. Candidates that were not drawn (the k most likely) are
+one-hots tried in order. Knows proposals and distributions; no model, mask or cache.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
+from core.records import Fate
+from core.sampling import Distribution, Outcome, Proposal, accepts, overlap, residual, sample
+
+
+def verify_tree(
+    target: Callable[[int], Distribution], proposals: Sequence[Proposal], uniform: Callable[[], float]
+) -> Iterator[Outcome]:
+    """As ``core.sampling.verify_tokenwise``, for proposals that name their parents.
+
+    ``target(row)`` is p after the committed ids (row 0) or after proposal ``row - 1``. Several proposals may
+    be rejected at one position; ``p`` and ``overlap`` are of what their elder siblings left.
+    """
+    children: dict[int | None, list[int]] = defaultdict(list)
+    for index, proposal in enumerate(proposals):
+        children[proposal.parent].append(index)
+    node: int | None = None
+    for position in range(len(proposals) + 1):
+        row = 0 if node is None else node + 1
+        p = left = target(row)
+        candidates, node = children[node], None
+        for index in candidates:
+            proposal, u = proposals[index], uniform()
+            p_x, q_x = left.at(proposal.id), proposal.q.at(proposal.id)
+            kept = accepts(u, p_x, q_x)
+            fate = Fate.ACCEPTED if kept else Fate.REJECTED
+            shared = overlap(left, proposal.q)
+            yield Outcome(proposal.id, fate, position, p_x, q_x, u, shared, index=index, row=row)
+            if kept:
+                node = index
+                break
+            left = _without(left, proposal.q)
+        if node is None:
+            token_id = sample(left, uniform())
+            if candidates:
+                first = candidates[0]
+                q = proposals[first].q.at(token_id)
+                yield Outcome(token_id, Fate.RESAMPLED, position, p.at(token_id), q, index=first, row=row)
+            else:
+                fate = Fate.BONUS if position else Fate.PLAIN
+                yield Outcome(token_id, fate, position, p.at(token_id), row=row)
+            return
+
+
+def _without(p: Distribution, q: Distribution) -> Distribution:
+    """The normalised residual of p after a refusal, in float64; p itself where nothing is left."""
+    left = residual(p, q)
+    mass = left.sum()
+    return Distribution(left / mass, p.ids) if mass > 0 else p
