@@ -12,7 +12,8 @@ verification pass must score a token as a one-row pass would). ``core.models.row
 - ``int4``: 4-bit weights in groups of 32 inputs with a scale and an offset each (the layout of
   GGUF's Q4_1), bfloat16 activations, float32 sums. Weights that came from a Q4_1 file keep their
   16 levels: every group of such a file holds its own minimum and maximum, so quantising the
-  dequantised weights again finds the same levels.
+  dequantised weights again finds the same levels. Its kernel takes as long for each of many rows as for
+  one: for reading prompts, processors with tiles for bfloat16 may keep dense weights beside the packed.
 - ``nf4``: bitsandbytes' 4 bits with double quantisation and bfloat16 activations (Dettmers et al. 2023,
   arXiv:2305.14314); fused kernels for few rows, on a card from bitsandbytes 0.50 on.
 
@@ -21,12 +22,15 @@ Knows nothing of models. Which form is fastest where is measured in ``docs/LOG.m
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 
 Linear = Callable[[torch.Tensor], torch.Tensor]
 GROUP = 32  # inputs that share a scale in the int4 form, as in GGUF's Q4_1
+MANY = 256  # rows of a product by dense weights: which kernel is chosen depends on them
 FINE = 254.0  # the fine part of an int8 activation counts in 1/254 of the coarse one: -127 to 127
 
 
@@ -40,7 +44,7 @@ class DenseLinear:
         self.shape = tuple(weight.shape)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.linear(x.to(self.weight.dtype), self.weight)
+        return F.linear(x.to(self.weight.dtype), self.weight)
 
 
 class Int8Linear:
@@ -87,11 +91,16 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 class Int4Linear:
-    """4-bit weights in groups of 32 inputs; bfloat16 activations, sums in float32. Gives bfloat16."""
+    """4-bit weights in groups of 32 inputs; bfloat16 activations, sums in float32. Gives bfloat16.
+
+    ``dense`` keeps the weights in bfloat16, too, at two bytes each, for products of ``many`` rows.
+    """
 
     form = "int4"
 
-    def __init__(self, weight: torch.Tensor):
+    def __init__(self, weight: torch.Tensor, dense: bool = False):
+        # Copied also where it is bfloat16: it may be a view of a whole file.
+        self.dense = weight.to(torch.bfloat16, copy=True) if dense else None
         self.shape = tuple(weight.shape)
         levels, scale, low = quantize_int4(weight)
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
@@ -103,6 +112,19 @@ class Int4Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.product(x.bfloat16(), self.packed, GROUP, self.scale_zero)
+
+    def many(self, x: torch.Tensor) -> torch.Tensor:
+        """The product of rows of a prompt, up to ``MANY``: by the dense weights where they are kept.
+
+        A row then comes out the same, bit for bit, wherever it stands and whatever the others are: the
+        kernel always gets ``MANY`` rows, zeros behind those there are. It is near that of a call, not equal.
+        """
+        if self.dense is None:
+            return self(x)
+        x, rows = x.bfloat16(), len(x)
+        if rows < MANY:
+            x = F.pad(x, (0, 0, 0, MANY - rows))
+        return F.linear(x, self.dense)[:rows]
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
@@ -139,6 +161,18 @@ class Nf4Linear:
 def dense(dtype: torch.dtype) -> Callable[[torch.Tensor], Linear]:
     """A maker of ``DenseLinear`` in ``dtype``."""
     return lambda weight: DenseLinear(weight.to(dtype))
+
+
+def reading(form: str) -> Callable[[torch.Tensor], Linear]:
+    """``FORMS[form]`` with dense weights beside packed ones where those read prompts faster here."""
+    if form == "int4" and has_bfloat16_tiles():
+        return functools.partial(Int4Linear, dense=True)
+    return FORMS[form]
+
+
+def has_bfloat16_tiles() -> bool:
+    """Whether this processor multiplies bfloat16 matrices in tiles (AMX), and torch can."""
+    return torch.backends.mkldnn.is_available() and torch.cpu._is_amx_tile_supported()
 
 
 def _supports_int4() -> bool:

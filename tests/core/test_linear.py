@@ -8,11 +8,13 @@ import torch
 from core.models.linear import (
     FORMS,
     GROUP,
+    MANY,
     Int4Linear,
     Nf4Linear,
     best_form,
     product_dependence,
     quantize_int4,
+    reading,
 )
 from core.settings import MAX_DRAFT_TOKENS
 
@@ -71,6 +73,29 @@ def test_int4_finds_the_levels_of_a_q4_1_file_again():
     torch.testing.assert_close(found_scale, scale[..., 0], rtol=0.02, atol=0)
     x = torch.eye(4 * GROUP)
     torch.testing.assert_close(Int4Linear(file_weight)(x).float(), file_weight.T, atol=2e-3, rtol=0.01)
+
+
+def test_many_rows_are_each_as_they_would_be_elsewhere():
+    """So that a prompt read in parts leaves the keys of one reading."""
+    product, plain = Int4Linear(weight(), dense=True), Int4Linear(weight())
+    x = torch.randn(MANY, 128, generator=torch.Generator().manual_seed(2))
+    whole = product.many(x)
+    relative = (whole.float() - x @ weight().T).norm() / (x @ weight().T).norm()
+    assert 0 < relative < 0.01  # nearer than in 4 bits
+    for start, rows in ((0, 1), (0, 255), (7, 3), (100, 17), (100, 156), (255, 1)):
+        assert torch.equal(product.many(x[start : start + rows]), whole[start : start + rows])
+    assert torch.equal(product(x[:9]), plain(x[:9])) and torch.equal(plain.many(x[:9]), plain(x[:9]))
+
+
+def test_dense_weights_are_kept_where_they_read_faster(monkeypatch):
+    monkeypatch.setattr("core.models.linear.has_bfloat16_tiles", lambda: True)
+    shared = weight().bfloat16()
+    kept = reading("int4")(shared).dense
+    assert torch.equal(kept, shared) and kept.data_ptr() != shared.data_ptr()
+    assert reading("int8") is FORMS["int8"]
+    monkeypatch.setattr("core.models.linear.has_bfloat16_tiles", lambda: False)
+    assert reading("int4") is FORMS["int4"]
+    assert FORMS["int4"](shared).dense is None
 
 
 def test_nf4_is_near_the_dense_product_row_by_row():
