@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -145,17 +146,22 @@ class Stepwise:
                 targets[row] = distributions(rows[row], self._settings, before(row))
             return targets[row][0]
 
+        @cache  # a rejected token and the one in its place stand at one row
+        def of_row(row: int) -> dict[str, object]:
+            p, soft = targets[row]
+            return {"entropy_p": p.entropy(), "top_p": soft.top()}
+
+        @cache
+        def of_proposal(index: int) -> dict[str, object]:
+            proposal = proposals[index]
+            return {"entropy_q": proposal.q.entropy(), "top_q": proposal.soft.top()}
+
         for outcome in verifier(self._settings, proposals)(target, proposals, self._uniform):
             row = outcome.position if outcome.row is None else outcome.row
-            p, soft = targets[row]
-            figures = outcome_figures(outcome) | {
-                "entropy_p": p.entropy(),
-                "p_raw": raw_probability(rows[row], outcome.id),
-                "top_p": soft.top(),
-            }
+            figures = outcome_figures(outcome) | of_row(row)
+            figures["p_raw"] = raw_probability(rows[row], outcome.id)
             if outcome.q is not None:
-                proposal = proposals[outcome.position if outcome.index is None else outcome.index]
-                figures |= {"entropy_q": proposal.q.entropy(), "top_q": proposal.soft.top()}
+                figures |= of_proposal(outcome.position if outcome.index is None else outcome.index)
             yield Verdict(outcome, figures)
 
 

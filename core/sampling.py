@@ -46,9 +46,11 @@ class Distribution:
         return self.probabilities[index].item() if inside else 0.0
 
     def over(self, ids: torch.Tensor) -> torch.Tensor:
-        """The probabilities of ``ids`` (m,), zeros outside the support; float32 (m,)."""
+        """The probabilities of ``ids`` (m,), ascending, zeros outside the support; float32 (m,)."""
         size = len(self.probabilities)
         if self.ids is None:
+            if not len(ids) or ids[-1] < size:  # ids are ascending
+                return self.probabilities[ids]
             index, inside = ids.clamp(max=size - 1), ids < size
         else:
             index = torch.searchsorted(self.ids, ids).clamp_(max=size - 1)
@@ -212,7 +214,8 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> torch.Ten
             left[:size] -= q.probabilities[:size].double()
         else:
             inside = q.ids < len(left)
-            left.index_add_(0, q.ids[inside], -q.probabilities[inside].double())
+            # A quarter of index_add_'s time.
+            left.scatter_add_(0, q.ids[inside], -q.probabilities[inside].double())
     else:
         left = p.probabilities.double() * weight - q.over(p.ids).double()
     return left.clamp_min_(0)
