@@ -23,6 +23,7 @@ READS = 7  # of each buffer; the best counts, since others' work only adds to it
 RESIDENT_READS = 50
 # Objects that are looked into for weights: those of packages that define models or their products.
 _PACKAGES = ("core", "bitsandbytes", "transformers")
+_FOR_PROMPTS = ("dense",)  # weights of core.models.linear that no pass over few rows reads
 
 
 def processor_name() -> str:
@@ -161,7 +162,8 @@ def _tensors(thing: object, seen: set[int]) -> Iterator[torch.Tensor]:
         inside = (*thing.parameters(), *thing.buffers(), *map(_others, thing.modules()))
     elif type(thing).__module__.partition(".")[0] in _PACKAGES:
         slots = [getattr(thing, name, None) for name in getattr(type(thing), "__slots__", ())]
-        inside = (*slots, *getattr(thing, "__dict__", {}).values())
+        attributes = getattr(thing, "__dict__", {}).items()
+        inside = (*slots, *(value for name, value in attributes if name not in _FOR_PROMPTS))
     for other in inside:
         yield from _tensors(other, seen)
 

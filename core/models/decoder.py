@@ -4,6 +4,8 @@
 number of ids they stand for. Rolling back is ``cache.crop(n)``: what lies behind is overwritten
 by the next pass. Everything is on the device of the embedding. Activations are float32 on a CPU and of the
 embedding's dtype elsewhere; the matrix products take whatever form they were given (``core.models.linear``).
+Keys and values, and so attention, are in bfloat16 where all products are int4 and the processor has tiles for
+it; elsewhere in the activations' dtype.
 
 Runs Llama (SmolLM2 is one), Mistral, Qwen2 and Qwen3; ``lean_reason`` says of a config what is in the way.
 
@@ -22,19 +24,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from core.models.base import PREFILL_CHUNK, Stop, chunks
-from core.models.linear import Linear
+from core.models.kv_cache import KEY_BLOCK, DecoderShape, KVCache
+from core.models.linear import Linear, has_bfloat16_tiles
 
-# Attention always runs over whole blocks of keys, the surplus masked: the sums over keys then have
-# the same structure for a token whether it is scored alone or with others behind it, and come out
-# bit-equal (measured: 64 and 128 are not enough, see docs/LOG.md).
-KEY_BLOCK = 256
-# And over whole blocks of queries, where a product with few rows would be left to another kernel (measured
-# for head sizes of 16 to 128 with 1 to 8 query heads a key head, see docs/LOG.md).
+# Attention runs over whole blocks of queries, as of keys (``KEY_BLOCK``), where a product with few rows would
+# be left to another kernel (measured for head sizes of 16 to 128 with 1 to 8 query heads a key head, see
+# docs/LOG.md).
 QUERY_BLOCK = 8
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # model types of Hugging Face configs
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")  # their frequencies do not depend on the length
@@ -65,100 +64,6 @@ def lean_reason(config: Mapping) -> str | None:
 
 
 @dataclass(frozen=True)
-class DecoderShape:
-    """Sizes of a Llama-like decoder (rows and heads are counted, sizes are in elements)."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    rope_theta: float
-    rms_eps: float
-    context_length: int
-
-    @classmethod
-    def from_config(cls, config: Mapping) -> DecoderShape:
-        """From a Hugging Face ``config.json``; a rotary embedding that is scaled is not looked at."""
-        rope = config.get("rope_parameters") or {}
-        heads = config["num_attention_heads"]
-        return cls(
-            layers=config["num_hidden_layers"],
-            hidden=config["hidden_size"],
-            heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads,
-            rope_theta=float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
-            rms_eps=config["rms_norm_eps"],
-            context_length=config["max_position_embeddings"],
-        )
-
-
-class KVCache:
-    """Keys and values of one sequence in one ``buffer``: (layers, 2, positions, kv_heads, head_size).
-
-    The buffer grows as the sequence does, doubling, so that a kept cache holds no more than about twice what
-    it needs. It begins as zeros because a pass reads, masked, up to the end of a block of ``KEY_BLOCK``.
-    ``features`` (positions, number of kinds, hidden) keeps hidden states for drafters that look at them.
-    """
-
-    def __init__(
-        self, shape: DecoderShape, device: torch.device | str, dtype: torch.dtype, kinds_of_features: int = 0
-    ):
-        self._shape, self._device, self._dtype = shape, torch.device(device), dtype
-        self._kinds = kinds_of_features
-        self.length = 0
-        self.buffer, self.features = self._zeros(0)
-        self.reserve(1)
-
-    @property
-    def nbytes(self) -> int:
-        return self.buffer.nbytes + self.features.nbytes
-
-    def crop(self, length: int) -> None:
-        self.length = min(self.length, length)
-
-    def fork(self, length: int) -> KVCache:
-        copy = KVCache(self._shape, self._device, self._dtype, self._kinds)
-        length = min(self.length, length)
-        copy.reserve(length)
-        copy.buffer[:, :, :length] = self.buffer[:, :, :length]
-        copy.features[:length] = self.features[:length]
-        copy.length = length
-        return copy
-
-    def keep(self, start: int, rows: Sequence[int]) -> None:
-        """Of what was read from ``start`` on keeps these rows, ascending, as if they had been read alone."""
-        places, end = [start + row for row in rows], start + len(rows)
-        if places != list(range(start, end)):
-            self.buffer[:, :, start:end] = self.buffer[:, :, places]
-            self.features[start:end] = self.features[places]
-        self.length = end
-
-    def reserve(self, length: int) -> None:
-        """Makes room for ``length`` ids; what was read stays."""
-        held = self.buffer.shape[2]
-        if length > held:
-            most = -(-self._shape.context_length // KEY_BLOCK) * KEY_BLOCK
-            grown, features = self._zeros(min(max(-(-length // KEY_BLOCK) * KEY_BLOCK, 2 * held), most))
-            grown[:, :, : self.length] = self.buffer[:, :, : self.length]
-            features[: self.length] = self.features[: self.length]
-            self.buffer, self.features = grown, features
-
-    def _zeros(self, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for keys and values and for features."""
-        shape = self._shape
-        sizes = (
-            (shape.layers, 2, positions, shape.kv_heads, shape.head_size),
-            (positions, self._kinds, shape.hidden),
-        )
-        if self._device.type == "cpu" and self._dtype == torch.float32:
-            # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
-            return tuple(torch.from_numpy(np.zeros(size, np.float32)) for size in sizes)
-        return tuple(torch.zeros(size, device=self._device, dtype=self._dtype) for size in sizes)
-
-
-@dataclass(frozen=True)
 class Layer:
     """``qkv_bias`` (rows of qkv,) and ``qk_norm``, weights of the norms of queries and keys (their heads,
     head_size), are float32, and None where a family has no such thing."""
@@ -176,11 +81,25 @@ class Layer:
     def products(self) -> tuple[Linear, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
+    @property
+    def reading(self) -> tuple[Linear, ...]:
+        """The same for the rows of a prompt."""
+        return tuple(getattr(product, "many", product) for product in self.products)
+
 
 def _pair_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """Reorders a projection's rows (or a bias) head by head: 0, n, 1, n + 1, ... for heads of 2n rows."""
     paired = weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).transpose(1, 2)
     return paired.reshape(weight.shape)
+
+
+def _by_group(weight: torch.Tensor, kv_heads: int, group: int) -> torch.Tensor:
+    """Reorders the inputs of an output projection from heads in their order to the order attention leaves.
+
+    That is, for a position: one query of each key head, then the next of each.
+    """
+    parted = weight.reshape(len(weight), kv_heads, group, -1).transpose(1, 2)
+    return parted.reshape(weight.shape)
 
 
 def _layer(shape: DecoderShape, tensors: Mapping[str, torch.Tensor], make: Make, dtype: torch.dtype) -> Layer:
@@ -200,7 +119,7 @@ def _layer(shape: DecoderShape, tensors: Mapping[str, torch.Tensor], make: Make,
     return Layer(
         tensors["input_layernorm.weight"].to(dtype),
         make(qkv("weight")),
-        make(tensors["self_attn.o_proj.weight"]),
+        make(_by_group(tensors["self_attn.o_proj.weight"], kv_heads, heads // kv_heads)),
         tensors["post_attention_layernorm.weight"].to(dtype),
         make(torch.cat([tensors["mlp.gate_proj.weight"], tensors["mlp.up_proj.weight"]])),
         make(tensors["mlp.down_proj.weight"]),
@@ -261,6 +180,9 @@ class Decoder:
         turns = torch.polar(torch.full_like(angles, rope_scale), angles).to(torch.complex64)
         self.rotations = turns[:, None, :].to(self.device)
         self._eps = torch.tensor(shape.rms_eps, device=self.device)
+        forms = {getattr(product, "form", None) for layer in self.layers for product in layer.products}
+        tiles = self.device.type == "cpu" and forms == {"int4"} and has_bfloat16_tiles()
+        self.cache_dtype = torch.bfloat16 if tiles else self.dtype
         self._query_block = QUERY_BLOCK if self.device.type == "cpu" else 1
 
     @classmethod
@@ -314,7 +236,7 @@ class Decoder:
         )
 
     def new_cache(self) -> KVCache:
-        return KVCache(self.shape, self.device, self.dtype, len(self.feature_layers))
+        return KVCache(self.shape, self.device, self.cache_dtype, len(self.feature_layers))
 
     def forward(
         self,
@@ -322,13 +244,15 @@ class Decoder:
         cache: KVCache,
         parents: Sequence[int] | None = None,
         layers: int | None = None,
+        many: bool = False,
     ) -> torch.Tensor:
         """Appends ``ids`` to ``cache`` and gives their final hidden states, (len(ids), hidden).
 
         The caller keeps ``cache.length + len(ids)`` within the shape's ``context_length``. With ``parents``
         the ids are a tree: each follows the row of that number, -1 what ``cache`` held before, and sees its
         ancestors alone; ``cache.keep`` then brings a branch together. ``layers`` is how many to run, all
-        by default; the final norm is applied whatever their number.
+        by default; the final norm is applied whatever their number. ``many`` takes the products for many
+        rows, at most ``PREFILL_CHUNK``, whose last bits may be others.
         """
         shape, rows, start = self.shape, len(ids), cache.length
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
@@ -339,30 +263,36 @@ class Decoder:
         seen = cache.buffer[:, :, None, : mask.shape[1]].transpose(3, 4)
         rotation = self.rotations[start:end] if parents is None else self.rotations[_depths(parents, start)]
         x = F.embedding(torch.as_tensor(ids, device=self.device), self.embedding).to(self.dtype)
-        # The views of all layers at once: one at a time they would cost as much as the smaller products.
+        # Views are made once: one at a time in each layer they would cost as much as the smaller products.
         views = cache.buffer[:, :, start:end].unbind(), seen[:, 0].unbind(), seen[:, 1].unbind()
+        # Every layer's queries, keys and values in turn.
+        qkv = torch.empty(rows, (rotating + kv_heads) * size, device=self.device)
+        by_head = qkv.view(rows, rotating + kv_heads, size)
+        turning = by_head[:, :rotating]
+        pairs = torch.view_as_complex(turning.view(rows, rotating, size // 2, 2))
+        new = by_head[:, heads:].view(rows, 2, kv_heads, size).transpose(0, 1)
+        # The query heads that share a key head become rows of one product; zeros fill up their block.
+        query = torch.zeros(1, kv_heads, len(mask), size, device=self.device, dtype=self.cache_dtype)
+        asking = query[0, :, :queries].view(kv_heads, rows, group, size)
+        asked = by_head[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
         running = self.layers if layers is None else self.layers[:layers]
         kept = {layer: kind for kind, layer in enumerate(self.feature_layers)} if layers is None else {}
         for index, (layer, place, keys, values) in enumerate(zip(running, *views, strict=layers is None)):
-            qkv = layer.qkv(self._normed(x, layer.input_norm)).float()
+            to_qkv, out, gate_up, down = layer.reading if many else layer.products
+            qkv.copy_(to_qkv(self._normed(x, layer.input_norm)))
             if layer.qkv_bias is not None:
                 qkv.add_(layer.qkv_bias)
-            qkv = qkv.view(rows, rotating + kv_heads, size)
-            turning = qkv[:, :rotating]
             if layer.qk_norm is not None:
                 turning.copy_(self._normed(turning, layer.qk_norm))
-            torch.view_as_complex(turning.view(rows, rotating, size // 2, 2)).mul_(rotation)
-            place.copy_(qkv[:, heads:].view(rows, 2, kv_heads, size).transpose(0, 1))
-            # The query heads that share a key head become rows of one product.
-            query = qkv[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
-            query = query.reshape(1, kv_heads, queries, size).to(self.dtype)
-            if len(mask) > queries:
-                query = F.pad(query, (0, 0, 0, len(mask) - queries))
-            attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)[0, :, :queries]
-            attended = attended.view(kv_heads, rows, group, size).transpose(0, 1)
-            x.add_(layer.out(attended.reshape(rows, heads * size)))
-            gate, up = layer.gate_up(self._normed(x, layer.mlp_norm)).chunk(2, 1)
-            x.add_(layer.down(F.silu(gate).mul_(up)))
+            pairs.mul_(rotation)
+            place.copy_(new)
+            asking.copy_(asked)
+            attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+            # As ``out`` takes it, position by position: see ``_by_group``.
+            attended = attended.transpose(1, 2)[0, :queries].reshape(rows, heads * size)
+            x.add_(out(attended))
+            gate, up = gate_up(self._normed(x, layer.mlp_norm)).chunk(2, 1)
+            x.add_(down(F.silu(gate).mul_(up)))
             if index in kept and index < len(self.layers) - 1:
                 cache.features[start:end, kept[index]] = x
         cache.length = end
@@ -404,18 +334,16 @@ class Decoder:
     def prefill(self, ids: Sequence[int], cache: KVCache, stop: Stop | None = None) -> None:
         """Appends ``ids`` chunk by chunk, computing no logits, until ``stop`` says so."""
         for chunk in chunks(ids, stop):
-            self.forward(chunk, cache)
+            self.forward(chunk, cache, many=True)
 
-    def _mask(
-        self, rows: int, start: int, group: int, parents: Sequence[int] | None = None
-    ) -> torch.Tensor:
+    def _mask(self, rows: int, start: int, group: int, parents: Sequence[int] | None = None) -> torch.Tensor:
         """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i, or of a tree
         those among them that are its ancestors.
 
         Rows that only fill a block of queries follow; they see everything and are thrown away.
         """
         keys = -(-(start + rows) // KEY_BLOCK) * KEY_BLOCK
-        unseen = torch.full((rows, keys), float("-inf"), device=self.device, dtype=self.dtype)
+        unseen = torch.full((rows, keys), float("-inf"), device=self.device, dtype=self.cache_dtype)
         if parents is None:
             mask = unseen.triu_(start + 1)
         else:

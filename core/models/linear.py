@@ -93,14 +93,12 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
 class Int4Linear:
     """4-bit weights in groups of 32 inputs; bfloat16 activations, sums in float32. Gives bfloat16.
 
-    ``dense`` keeps the weights in bfloat16, too, at two bytes each, for products of ``many`` rows.
+    ``dense`` keeps the same weights in bfloat16, too, at two bytes each, for products of ``many`` rows.
     """
 
     form = "int4"
 
     def __init__(self, weight: torch.Tensor, dense: bool = False):
-        # Copied also where it is bfloat16: it may be a view of a whole file.
-        self.dense = weight.to(torch.bfloat16, copy=True) if dense else None
         self.shape = tuple(weight.shape)
         levels, scale, low = quantize_int4(weight)
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
@@ -109,6 +107,11 @@ class Int4Linear:
             torch.stack([scale, low + 8 * scale], -1).transpose(0, 1).contiguous().to(torch.bfloat16)
         )
         self.product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
+        self.dense = None
+        if dense:
+            scale, zero = self.scale_zero.float().permute(2, 1, 0).unsqueeze(-1)
+            weight = levels.view(*scale.shape[:2], GROUP).float().sub_(8).mul_(scale).add_(zero)
+            self.dense = weight.to(torch.bfloat16).view(self.shape)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.product(x.bfloat16(), self.packed, GROUP, self.scale_zero)

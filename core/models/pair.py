@@ -23,7 +23,7 @@ from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
 from core.models.draft_file import load_draft
 from core.models.embedded import NAME
-from core.models.linear import FORMS, best_form
+from core.models.linear import FORMS, best_form, reading
 from core.models.memory import PACKED
 from core.models.rows import row_dependence
 from core.models.spec import EMBEDDED
@@ -106,10 +106,11 @@ def build_embedded_pair(
     config = json.loads((folder / "config.json").read_text())
     tensors = load_file(folder / "model.safetensors")
     shape = DecoderShape.from_config(config)
-    embedding = tensors["model.embed_tokens.weight"]
+    # Copied: a view would keep the whole file in memory.
+    embedding = tensors["model.embed_tokens.weight"].clone()
     progress("Packing the weights for this processor", None)
     form, head_form = best_form("int4"), best_form("int8")
-    target = Decoder.from_tensors(shape, tensors, FORMS[form], embedding, FORMS[head_form](embedding))
+    target = Decoder.from_tensors(shape, tensors, reading(form), embedding, FORMS[head_form](embedding))
     drafter, about_draft = distilled_draft(draft_file, shape, embedding, form, head_form)
     progress("Checking that rows are scored independently", None)
     exactness = row_dependence(_first_layer(target)).sentence
@@ -166,7 +167,7 @@ def distilled_draft(
     decoder = Decoder.from_tensors(
         replace(target, layers=draft.layers),
         draft.tensors,
-        FORMS[form],
+        reading(form),
         embedding,
         lambda hidden: score(project(hidden)),
         "",

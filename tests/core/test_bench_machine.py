@@ -1,5 +1,7 @@
 """What a pass reads is counted from the models themselves; how fast a machine reads is its best of a few."""
 
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from core import bench_machine
 from core.bench_machine import measure_limit, read_speed, weight_bytes
 from core.drafters.model import ModelDrafter
 from core.models import quantize
+from core.models.linear import FORMS, Int4Linear
 from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
 from tests.core.builders import PAIR
@@ -34,6 +37,12 @@ def test_a_head_made_of_two_products_counts():
     extra = torch.zeros(32, 32)
     decoder.head = lambda hidden: head(hidden @ extra)
     assert weight_bytes(decoder) == whole + extra.nbytes
+
+
+def test_dense_weights_that_read_prompts_do_not_count(monkeypatch):
+    lean = weight_bytes(as_decoder(tiny_llama(1, vocabulary=64), "int4"))
+    monkeypatch.setitem(FORMS, "int4", functools.partial(Int4Linear, dense=True))
+    assert weight_bytes(as_decoder(tiny_llama(1, vocabulary=64), "int4")) == lean
 
 
 @pytest.mark.parametrize("tied", [False, True])
