@@ -1,19 +1,41 @@
-"""The file a distilled draft ships in: int8 matrices with one scale per output row.
+"""The file a distilled draft ships in, of every kind, and the check that it was made for this target.
 
-Such a draft (kind ``model``) is a small Llama that borrows its target's embedding: token ids go in
-through it, ``layers.N.*`` and ``norm.weight`` follow, then ``proj.weight``, then logits against the
-embedding's rows ``head_token_ids``. Ids outside have q = 0. Packing changes q a little, so alpha is
-measured again afterwards and kept in the metadata. Knows the file, not how the draft is run.
+A draft is one safetensors file, alone or as ``draft.safetensors`` in a folder that ``python -m core.distill``
+wrote (beside ``config.json``, which repeats the metadata for people and tools, and a card). Matrices are
+int8 [out, in] with one float32 scale an output row under ``NAME.scale`` (weight = int8 * scale), vectors
+float32, ``head_token_ids`` (n,) int32: the ids that the head scores; all others have q = 0. Packing changes q a
+little, so a card's alpha is measured on what was packed. The metadata are strings: ``kind``, ``target`` (a name),
+``target_fingerprint`` (``embedding_fingerprint`` of the target), ``hidden``, ``layers``, ``feature_layers``
+(comma-separated, see below; empty for kind ``model``), ``origin``, ``licence``, ``alpha`` and ``fingerprint``
+(SHA-256 over all tensors). Vectors and products below are of width H, the target's hidden size.
 
-Run: ``python -m core.models.draft_file SRC DST --target NAME --origin TEXT --licence ID --alpha TEXT``
-packs a floating-point safetensors file.
+All kinds borrow the target's embedding E (vocabulary, H), and on the way out its rows: the logits of a state z
+are ``E[head_token_ids] @ (proj.weight @ z)``. (E stands for the head's rows where a target does not tie
+them to its embedding.) Layers, ``layers.N.*`` under Hugging Face's names, are Llama layers of the target's sizes,
+rotary embedding and eps; a token's rotary position is its position in the text, from 0. ``rms(x)`` is
+x / sqrt(mean(x^2) + eps), without a weight. Features of a position are the target's residual stream there, after
+as many layers as each entry of ``feature_layers`` says, ascending; the entry that equals the number of the
+target's layers is the output after the final norm. Position t holds token x_t.
+
+- ``model`` (a small decoder): in goes E[x_t]; then the layers; z = rms(layers' output) * norm.weight, whose
+  logits predict x_{t+1}.
+- ``eagle``: at position t, with the features f of position t - 1 (in ``feature_layers``' order, k of them),
+  g = ``features.weight`` (H, kH) @ concat(rms(f_1), ..., rms(f_k)), zeros at t = 0;
+  x = ``token.weight`` @ E[x_t] + ``state.weight`` @ rms(g);  y = layers(x), causal over earlier positions;
+  z = rms(y) * norm.weight predicts x_{t+1}. While drafting there are no features of t for position t + 1: there
+  g = y of position t as it is, the layers' output before the norm. Positions that become committed are
+  run again with the target's features.
+- ``medusa``: head i = 0, 1, ... takes h = rms(feature of position t); z = h + silu(``heads.I.block.weight`` @ h +
+  ``heads.I.block.bias``), and with ``heads.I.proj.weight`` in the place of ``proj.weight`` its logits predict
+  x_{t+2+i} (the target's own head predicts x_{t+1}).
+
+Knows the file, not how a draft is run or trained.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +45,8 @@ from safetensors.torch import save_file
 
 from core.models.errors import LoadError
 
+KINDS = ("model", "eagle", "medusa")
+FILE, CONFIG, CARD = "draft.safetensors", "config.json", "README.md"  # in a folder
 SCALE = ".scale"  # suffix of the tensor that holds a matrix's row scales
 HEAD = "head_token_ids"
 
@@ -32,8 +56,7 @@ class UnpackedDraft:
     """A draft as it was before packing, but for rounding.
 
     ``tensors`` are float32 by their names in the file; ``head_ids`` (n,) int64, ascending, are the ids that
-    the head scores. ``metadata`` is what the file says of itself: kind, target, origin, licence, alpha, and
-    fingerprint (SHA-256, hexadecimal, over all tensors).
+    the head scores. ``layers`` is 0 where a kind has none. ``metadata`` is what the file says of itself.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -41,15 +64,48 @@ class UnpackedDraft:
     head_ids: torch.Tensor
     metadata: dict[str, str]
 
+    @property
+    def kind(self) -> str:
+        return self.metadata["kind"]
 
-def pack_draft(src: Path | str, dst: Path | str, **metadata: str) -> None:
-    """Pack the floating-point draft ``src`` into ``dst``.
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return feature_layers(self.metadata)
 
-    Matrices become int8 [out, in] with float32 scales [out] (weight = int8 * scale), vectors float32,
-    ``head_token_ids`` int32. ``src``'s own metadata, ``metadata`` and the fingerprint of the packed
-    tensors are kept in the file. Raises LoadError where ``src`` cannot be read.
+
+def embedding_fingerprint(embedding: torch.Tensor) -> str:
+    """SHA-256 (hexadecimal) of a token embedding (vocabulary, hidden), by its values in bfloat16, row by row.
+
+    So that a model held in float32 or bfloat16 has one fingerprint.
     """
-    tensors, kept = _read(Path(src))
+    rounded = embedding.detach().to("cpu", torch.bfloat16).contiguous()
+    digest = hashlib.sha256(f"{tuple(rounded.shape)}".encode())
+    digest.update(rounded.view(torch.int16).numpy().data)
+    return digest.hexdigest()
+
+
+def check_target(metadata: Mapping[str, str], name: str, embedding: torch.Tensor) -> None:
+    """Raises LoadError, in one sentence, unless the draft was made for the model of this embedding.
+
+    ``name`` is what the target is called; ``embedding`` (vocabulary, hidden).
+    """
+    ours, theirs = embedding_fingerprint(embedding), metadata.get("target_fingerprint", "")
+    if ours != theirs:
+        made_for = f"{metadata.get('target', 'another target')} (embedding {theirs[:12] or 'not named'})"
+        raise LoadError(
+            f"This draft was made for {made_for}, not for {name} (embedding {ours[:12]}): choose a draft that was "
+            f"made for this very model, or make one with python -m core.distill."
+        )
+
+
+def save_draft(tensors: Mapping[str, torch.Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
+    """Packs floating-point ``tensors`` and ``head_token_ids`` into ``path``, with ``metadata`` and fingerprint."""
+    packed = pack(tensors)
+    save_file(packed, path, {**metadata, "fingerprint": _fingerprint(packed)})
+
+
+def pack(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as the file holds them."""
     packed: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         if name == HEAD:
@@ -63,22 +119,56 @@ def pack_draft(src: Path | str, dst: Path | str, **metadata: str) -> None:
             packed[name + SCALE] = scale
         else:
             packed[name] = tensor.float()
-    save_file(packed, dst, kept | metadata | {"fingerprint": _fingerprint(packed)})
+    return packed
 
 
-def load_draft(path: Path | str) -> UnpackedDraft:
-    """The packed draft, unpacked. Raises LoadError where the file is missing, damaged or of another kind."""
-    path = Path(path)
-    packed, metadata = _read(path)
-    if metadata.get("fingerprint") != _fingerprint(packed):
-        raise LoadError(f"The draft {path} is damaged or was not packed by Redline: fetch it anew.")
-    tensors = {
+def unpack(packed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors in float32, as near as packing left them; without ``head_token_ids``."""
+    return {
         name: tensor * packed[name + SCALE][:, None] if name + SCALE in packed else tensor
         for name, tensor in packed.items()
         if name != HEAD and not name.endswith(SCALE)
     }
-    layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
-    return UnpackedDraft(tensors, layers, packed[HEAD].long().sort().values, metadata)
+
+
+def load_draft(path: Path | str) -> UnpackedDraft:
+    """The packed draft of a file or folder, unpacked.
+
+    Raises LoadError where it is missing, damaged or of a kind unknown here.
+    """
+    path = _file(path)
+    packed, metadata = _read(path)
+    if metadata.get("fingerprint") != _fingerprint(packed):
+        raise LoadError(f"The draft {path} is damaged or was not packed by Redline: fetch it anew.")
+    if metadata.get("kind") not in KINDS:
+        raise LoadError(f"The draft {path} is of a kind unknown here ({metadata.get('kind')}): update Redline.")
+    tensors = unpack(packed)
+    numbers = [int(name.split(".")[1]) for name in tensors if name.startswith("layers.")]
+    return UnpackedDraft(tensors, 1 + max(numbers, default=-1), packed[HEAD].long().sort().values, metadata)
+
+
+def load_metadata(path: Path | str) -> dict[str, str]:
+    """What the draft of a file or folder says of itself, without reading its weights. Raises LoadError."""
+    path = _file(path)
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise _unreadable(path, error) from error
+
+
+def feature_layers(metadata: Mapping[str, str]) -> tuple[int, ...]:
+    """After how many layers of the target a draft looks at it, ascending."""
+    return tuple(int(layer) for layer in metadata.get("feature_layers", "").split(",") if layer)
+
+
+def is_draft_folder(path: Path | str) -> bool:
+    """Whether a folder holds a draft of this form, and not a model of Hugging Face's."""
+    return (Path(path) / FILE).is_file()
+
+
+def _file(path: Path | str) -> Path:
+    return Path(path) / FILE if Path(path).is_dir() else Path(path)
 
 
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -86,36 +176,17 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
         with safe_open(path, "pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
     except (OSError, SafetensorError) as error:
-        raise LoadError(f"The draft {path} cannot be read ({error}): fetch it anew.") from error
+        raise _unreadable(path, error) from error
 
 
-def _fingerprint(tensors: dict[str, torch.Tensor]) -> str:
+def _unreadable(path: Path, error: Exception) -> LoadError:
+    return LoadError(f"The draft {path} cannot be read ({error}): fetch it anew.")
+
+
+def _fingerprint(tensors: Mapping[str, torch.Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Pack a distilled draft into int8.")
-    parser.add_argument("src", type=Path)
-    parser.add_argument("dst", type=Path)
-    for field, text in {
-        "target": "the model it drafts for",
-        "origin": "how it was made",
-        "licence": "SPDX identifier",
-        "alpha": "measured after packing, with the text it was measured on",
-    }.items():
-        parser.add_argument(f"--{field}", required=True, help=text)
-    options = vars(parser.parse_args())
-    try:
-        pack_draft(options.pop("src"), dst := options.pop("dst"), **options)
-        print(f"{dst}: {dst.stat().st_size:,} bytes, fingerprint {load_draft(dst).metadata['fingerprint']}")
-    except LoadError as error:
-        sys.exit(str(error))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,53 +1,56 @@
 from __future__ import annotations
 
+import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from core.models.draft_file import SCALE, load_draft, pack_draft
+from core.models.draft_file import (
+    SCALE,
+    check_target,
+    embedding_fingerprint,
+    is_draft_folder,
+    load_draft,
+    load_metadata,
+    save_draft,
+)
 from core.models.embedded import DRAFT_FILE
 from core.models.errors import LoadError
 
 
+METADATA = {"kind": "model", "target": "toy", "origin": "here", "licence": "Apache-2.0", "alpha": "none"}
+
+
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def original() -> dict[str, torch.Tensor]:
     torch.manual_seed(0)
-    path = tmp_path / "source.safetensors"
-    tensors = {
+    return {
         "layers.1.mlp.up_proj.weight": torch.randn(3, 4),
         "layers.0.mlp.up_proj.weight": torch.randn(6, 4) * torch.logspace(-3, 1, 6).unsqueeze(1),
         "proj.weight": torch.tensor([[0.0, 0.0], [1.0, -2.0]]),
         "norm.weight": torch.randn(4),
         "head_token_ids": torch.tensor([5, 0, 49151], dtype=torch.int64),
     }
-    save_file(
-        {name: t.half() if t.is_floating_point() else t for name, t in tensors.items()},
-        path,
-        {"kind": "model"},
-    )
-    return path
 
 
 @pytest.fixture
-def packed(source: Path, tmp_path: Path) -> Path:
+def packed(original, tmp_path: Path) -> Path:
     path = tmp_path / "packed.safetensors"
-    pack_draft(source, path, target="toy", origin="here", licence="Apache-2.0", alpha="none")
+    save_draft(original, path, METADATA)
     return path
 
 
-def test_every_row_is_kept_to_half_a_step_of_its_own_scale(source, packed):
-    weights, original, raw = load_draft(packed).tensors, load_file(source), load_file(packed)
+def test_every_row_is_kept_to_half_a_step_of_its_own_scale(original, packed):
+    weights, raw = load_draft(packed).tensors, load_file(packed)
     for name in ("layers.0.mlp.up_proj.weight", "proj.weight"):
         steps, scale = raw[name], raw[name + SCALE]
         assert steps.dtype == torch.int8 and scale.dtype == torch.float32
         assert steps.shape == original[name].shape and scale.shape == steps.shape[:1]
         assert weights[name].dtype == torch.float32
-        error = (weights[name] - original[name].float()).abs()
+        error = (weights[name] - original[name]).abs()
         assert (error <= scale.unsqueeze(1) * 0.5001).all()
 
 
@@ -55,38 +58,77 @@ def test_a_row_of_zeros_stays_zero(packed):
     assert load_draft(packed).tensors["proj.weight"][0].tolist() == [0.0, 0.0]
 
 
-def test_vectors_and_ids_are_kept_exactly(source, packed):
-    draft, original = load_draft(packed), load_file(source)
+def test_vectors_and_ids_are_kept_exactly(original, packed):
+    draft = load_draft(packed)
     assert draft.tensors["norm.weight"].dtype == torch.float32
-    assert draft.tensors["norm.weight"].equal(original["norm.weight"].float())
+    assert draft.tensors["norm.weight"].equal(original["norm.weight"])
     assert draft.head_ids.dtype == torch.int64
     assert draft.head_ids.tolist() == [0, 5, 49151]
     assert {*draft.tensors, "head_token_ids"} == set(original)
     assert draft.layers == 2
 
 
-def test_metadata_of_the_source_and_of_the_packer_are_kept(packed):
+def test_metadata_are_kept_and_read_alone(packed):
     metadata = load_draft(packed).metadata
+    assert load_metadata(packed) == metadata
     fingerprint = metadata.pop("fingerprint")
     assert re.fullmatch("[0-9a-f]{64}", fingerprint)
-    assert metadata == {
-        "kind": "model",
-        "target": "toy",
-        "origin": "here",
-        "licence": "Apache-2.0",
-        "alpha": "none",
-    }
+    assert metadata == METADATA
 
 
-def test_fingerprint_follows_the_tensors_and_nothing_else(source, packed, tmp_path):
+def test_fingerprint_follows_the_tensors_and_nothing_else(original, packed, tmp_path):
     again, other = tmp_path / "again.safetensors", tmp_path / "other.safetensors"
-    pack_draft(source, again, target="another name")
-    assert load_draft(again).metadata["fingerprint"] == load_draft(packed).metadata["fingerprint"]
-    tensors = load_file(source)
-    tensors["norm.weight"][0] += 1
-    save_file(tensors, source, {"kind": "model"})
-    pack_draft(source, other)
-    assert load_draft(other).metadata["fingerprint"] != load_draft(packed).metadata["fingerprint"]
+    save_draft(original, again, METADATA | {"target": "another name"})
+    assert load_metadata(again)["fingerprint"] == load_metadata(packed)["fingerprint"]
+    original["norm.weight"][0] += 1
+    save_draft(original, other, METADATA)
+    assert load_metadata(other)["fingerprint"] != load_metadata(packed)["fingerprint"]
+
+
+def test_a_folder_holds_a_draft_or_something_else(packed, tmp_path):
+    folder = tmp_path / "draft"
+    folder.mkdir()
+    assert not is_draft_folder(folder)
+    (folder / "config.json").write_text(json.dumps(METADATA))
+    assert not is_draft_folder(folder)
+    packed.rename(folder / "draft.safetensors")
+    assert is_draft_folder(folder)
+    assert load_draft(folder).metadata == load_metadata(folder)
+
+
+def test_what_a_kind_looks_at_and_whether_it_has_layers(original, tmp_path):
+    path = tmp_path / "medusa.safetensors"
+    heads = {"heads.0.proj.weight": torch.ones(2, 2), "head_token_ids": original["head_token_ids"]}
+    save_draft(heads, path, {"kind": "medusa", "feature_layers": "3,12"})
+    draft = load_draft(path)
+    assert (draft.kind, draft.layers, draft.feature_layers) == ("medusa", 0, (3, 12))
+    save_draft(original, path, METADATA)
+    assert load_draft(path).feature_layers == ()
+    save_draft(heads, path, {"kind": "oracle"})
+    with pytest.raises(LoadError, match=r"a kind unknown here \(oracle\): update Redline"):
+        load_draft(path)
+
+
+def test_a_target_is_known_by_its_embedding_in_any_float_type():
+    embedding = torch.randn(5, 4, generator=torch.Generator().manual_seed(0)).bfloat16()
+    fingerprint = embedding_fingerprint(embedding)
+    assert embedding_fingerprint(embedding.float()) == fingerprint
+    assert embedding_fingerprint(embedding.float().T.contiguous().T) == fingerprint
+    assert embedding_fingerprint(embedding.reshape(4, 5)) != fingerprint
+    other = embedding.clone()
+    other[4, 3] += 0.1
+    assert embedding_fingerprint(other) != fingerprint
+    metadata = {"target": "small", "target_fingerprint": fingerprint}
+    check_target(metadata, "anything", embedding.float())
+    sentence = (
+        f"This draft was made for small (embedding {fingerprint[:12]}), not for large (embedding "
+        f"{embedding_fingerprint(other)[:12]}): choose a draft that was made for this very model, or make one "
+        "with python -m core.distill."
+    )
+    for refused, names in ((metadata, sentence), ({}, "made for another target (embedding not named), not for")):
+        with pytest.raises(LoadError) as caught:
+            check_target(refused, "large", other)
+        assert names in str(caught.value)
 
 
 def test_a_flipped_bit_a_cut_file_and_a_missing_file_are_refused_in_words(packed, tmp_path):
@@ -101,18 +143,6 @@ def test_a_flipped_bit_a_cut_file_and_a_missing_file_are_refused_in_words(packed
         load_draft(cut)
     with pytest.raises(LoadError, match="cannot be read"):
         load_draft(tmp_path / "missing.safetensors")
-
-
-def test_command_packs_what_the_function_packs(source, packed, tmp_path):
-    target = tmp_path / "by-command.safetensors"
-    command = [sys.executable, "-m", "core.models.draft_file", str(source), str(target)]
-    for field, value in {"target": "toy", "origin": "here", "licence": "Apache-2.0", "alpha": "none"}.items():
-        command += [f"--{field}", value]
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert load_draft(target).metadata == load_draft(packed).metadata  # fingerprint of all tensors included
-    assert load_draft(target).metadata["fingerprint"] in done.stdout
 
 
 def test_the_draft_that_ships():
