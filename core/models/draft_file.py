@@ -3,31 +3,31 @@
 A draft is one safetensors file, alone or as ``draft.safetensors`` in a folder that ``python -m core.distill``
 wrote (beside ``config.json``, which repeats the metadata for people and tools, and a card). Matrices are
 int8 [out, in] with one float32 scale an output row under ``NAME.scale`` (weight = int8 * scale), vectors
-float32, ``head_token_ids`` (n,) int32: the ids that the head scores; all others have q = 0. Packing changes q a
-little, so a card's alpha is measured on what was packed. The metadata are strings: ``kind``, ``target`` (a name),
-``target_fingerprint`` (``embedding_fingerprint`` of the target), ``hidden``, ``layers``, ``feature_layers``
-(comma-separated, see below; empty for kind ``model``), ``origin``, ``licence``, ``alpha`` and ``fingerprint``
-(SHA-256 over all tensors). Vectors and products below are of width H, the target's hidden size.
+float32, ``head_token_ids`` (n,) int32: the ids that the head scores; all others have q = 0. Packing changes
+q a little, so a card's alpha is measured on what was packed. The metadata are strings: ``kind``, ``target`` (a
+name), ``target_fingerprint`` (``embedding_fingerprint`` of the target), ``hidden``, ``layers``,
+``feature_layers`` (comma-separated, as in ``core.models.decoder``; empty for kind ``model``), ``origin``,
+``licence``, ``alpha`` and ``fingerprint`` (SHA-256 over all tensors).
 
-All kinds borrow the target's embedding E (vocabulary, H), and on the way out its rows: the logits of a state z
-are ``E[head_token_ids] @ (proj.weight @ z)``. (E stands for the head's rows where a target does not tie
-them to its embedding.) Layers, ``layers.N.*`` under Hugging Face's names, are Llama layers of the target's sizes,
-rotary embedding and eps; a token's rotary position is its position in the text, from 0. ``rms(x)`` is
-x / sqrt(mean(x^2) + eps), without a weight. Features of a position are the target's residual stream there, after
-as many layers as each entry of ``feature_layers`` says, ascending; the entry that equals the number of the
-target's layers is the output after the final norm. Position t holds token x_t.
+Vectors and products below are of width H, the target's hidden size. All kinds borrow the target's embedding E
+(vocabulary, H), and on the way out the rows of its head, here E too: the logits of a state z are
+``E[head_token_ids] @ (proj.weight @ z)``. Layers, ``layers.N.*`` under Hugging Face's names, are Llama layers
+of the target's sizes, rotary embedding and eps; a token's rotary position is its position in the text, from
+0. ``rms(x)`` is x / sqrt(mean(x^2) + eps), without a weight. Features of a position are the target's
+residual stream behind the layers that ``feature_layers`` numbers from 0, ascending; that of the last layer
+is taken after the final norm. Position t holds token x_t.
 
-- ``model`` (a small decoder): in goes E[x_t]; then the layers; z = rms(layers' output) * norm.weight, whose
-  logits predict x_{t+1}.
-- ``eagle``: at position t, with the features f of position t - 1 (in ``feature_layers``' order, k of them),
+- ``model`` (a small decoder): in goes E[x_t]; then the layers; z = rms(layers' output) * ``norm.weight``,
+  whose logits predict x_{t+1}.
+- ``eagle``: at position t, with the k features f of position t - 1,
   g = ``features.weight`` (H, kH) @ concat(rms(f_1), ..., rms(f_k)), zeros at t = 0;
   x = ``token.weight`` @ E[x_t] + ``state.weight`` @ rms(g);  y = layers(x), causal over earlier positions;
-  z = rms(y) * norm.weight predicts x_{t+1}. While drafting there are no features of t for position t + 1: there
-  g = y of position t as it is, the layers' output before the norm. Positions that become committed are
-  run again with the target's features.
-- ``medusa``: head i = 0, 1, ... takes h = rms(feature of position t); z = h + silu(``heads.I.block.weight`` @ h +
-  ``heads.I.block.bias``), and with ``heads.I.proj.weight`` in the place of ``proj.weight`` its logits predict
-  x_{t+2+i} (the target's own head predicts x_{t+1}).
+  z = rms(y) * ``norm.weight`` predicts x_{t+1}. While drafting there are no features of t for position
+  t + 1: there g = y of position t as it is, the layers' output before the norm. Positions that become
+  committed are run again with the target's features.
+- ``medusa``: head i = 0, 1, ... takes h = rms(feature of position t); z = h + silu(``heads.I.block.weight`` @ h
+  + ``heads.I.block.bias``), and with ``heads.I.proj.weight`` in the place of ``proj.weight`` its logits
+  predict x_{t+2+i} (the target's own head predicts x_{t+1}).
 
 Knows the file, not how a draft is run or trained.
 """
@@ -93,13 +93,13 @@ def check_target(metadata: Mapping[str, str], name: str, embedding: torch.Tensor
     if ours != theirs:
         made_for = f"{metadata.get('target', 'another target')} (embedding {theirs[:12] or 'not named'})"
         raise LoadError(
-            f"This draft was made for {made_for}, not for {name} (embedding {ours[:12]}): choose a draft that was "
-            f"made for this very model, or make one with python -m core.distill."
+            f"This draft was made for {made_for}, not for {name} (embedding {ours[:12]}): choose a draft "
+            "that was made for this very model, or make one with python -m core.distill."
         )
 
 
 def save_draft(tensors: Mapping[str, torch.Tensor], path: Path | str, metadata: Mapping[str, str]) -> None:
-    """Packs floating-point ``tensors`` and ``head_token_ids`` into ``path``, with ``metadata`` and fingerprint."""
+    """Packs floating-point ``tensors``, ``head_token_ids`` among them, into ``path``, with ``metadata``."""
     packed = pack(tensors)
     save_file(packed, path, {**metadata, "fingerprint": _fingerprint(packed)})
 
@@ -140,8 +140,8 @@ def load_draft(path: Path | str) -> UnpackedDraft:
     packed, metadata = _read(path)
     if metadata.get("fingerprint") != _fingerprint(packed):
         raise LoadError(f"The draft {path} is damaged or was not packed by Redline: fetch it anew.")
-    if metadata.get("kind") not in KINDS:
-        raise LoadError(f"The draft {path} is of a kind unknown here ({metadata.get('kind')}): update Redline.")
+    if (kind := metadata.get("kind")) not in KINDS:
+        raise LoadError(f"The draft {path} is of a kind unknown here ({kind}): update Redline.")
     tensors = unpack(packed)
     numbers = [int(name.split(".")[1]) for name in tensors if name.startswith("layers.")]
     return UnpackedDraft(tensors, 1 + max(numbers, default=-1), packed[HEAD].long().sort().values, metadata)
@@ -158,7 +158,7 @@ def load_metadata(path: Path | str) -> dict[str, str]:
 
 
 def feature_layers(metadata: Mapping[str, str]) -> tuple[int, ...]:
-    """After how many layers of the target a draft looks at it, ascending."""
+    """The target's layers that a draft looks at, as ``core.models.decoder`` numbers them."""
     return tuple(int(layer) for layer in metadata.get("feature_layers", "").split(",") if layer)
 
 

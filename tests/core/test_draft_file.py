@@ -20,7 +20,6 @@ from core.models.draft_file import (
 from core.models.embedded import DRAFT_FILE
 from core.models.errors import LoadError
 
-
 METADATA = {"kind": "model", "target": "toy", "origin": "here", "licence": "Apache-2.0", "alpha": "none"}
 
 
@@ -122,10 +121,11 @@ def test_a_target_is_known_by_its_embedding_in_any_float_type():
     check_target(metadata, "anything", embedding.float())
     sentence = (
         f"This draft was made for small (embedding {fingerprint[:12]}), not for large (embedding "
-        f"{embedding_fingerprint(other)[:12]}): choose a draft that was made for this very model, or make one "
-        "with python -m core.distill."
+        f"{embedding_fingerprint(other)[:12]}): choose a draft that was made for this very model, or make "
+        "one with python -m core.distill."
     )
-    for refused, names in ((metadata, sentence), ({}, "made for another target (embedding not named), not for")):
+    unnamed = "made for another target (embedding not named), not for"
+    for refused, names in ((metadata, sentence), ({}, unnamed)):
         with pytest.raises(LoadError) as caught:
             check_target(refused, "large", other)
         assert names in str(caught.value)
