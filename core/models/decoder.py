@@ -245,6 +245,7 @@ class Decoder:
         parents: Sequence[int] | None = None,
         layers: int | None = None,
         many: bool = False,
+        inputs: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Appends ``ids`` to ``cache`` and gives their final hidden states, (len(ids), hidden).
 
@@ -252,7 +253,8 @@ class Decoder:
         the ids are a tree: each follows the row of that number, -1 what ``cache`` held before, and sees its
         ancestors alone; ``cache.keep`` then brings a branch together. ``layers`` is how many to run, all
         by default; the final norm is applied whatever their number. ``many`` takes the products for many
-        rows, at most ``PREFILL_CHUNK``, whose last bits may be others.
+        rows, at most ``PREFILL_CHUNK``, whose last bits may be others. ``inputs`` (len(ids), hidden), which
+        are used up, go in instead of the ids' embeddings.
         """
         shape, rows, start = self.shape, len(ids), cache.length
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
@@ -262,7 +264,10 @@ class Decoder:
         cache.reserve(end)
         seen = cache.buffer[:, :, None, : mask.shape[1]].transpose(3, 4)
         rotation = self.rotations[start:end] if parents is None else self.rotations[_depths(parents, start)]
-        x = F.embedding(torch.as_tensor(ids, device=self.device), self.embedding).to(self.dtype)
+        if inputs is None:
+            x = F.embedding(torch.as_tensor(ids, device=self.device), self.embedding).to(self.dtype)
+        else:
+            x = inputs.to(self.dtype)
         # Views are made once: one at a time in each layer they would cost as much as the smaller products.
         views = cache.buffer[:, :, start:end].unbind(), seen[:, 0].unbind(), seen[:, 1].unbind()
         # Every layer's queries, keys and values in turn.
