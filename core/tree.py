@@ -1,6 +1,6 @@
-"""Exact verification of a tree of drafts: the children of a node are tried in turn.
+"""Trees of drafts: the candidates for a position, and exact verification, which tries them in turn.
 
-A refused child leaves the target's distribution less the child's own, normalised, and the next one is held
+A refused candidate leaves the target's distribution less the child's own, normalised, and the next one is held
 against that; where all are refused the target's token is drawn from what is left (SpecInfer, Miao et al.
 2024, arXiv:2305.09781, algorithm 2). With one child a node this is
 ``core.sampling.verify_tokenwise``, draw for draw.
@@ -15,8 +15,43 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
+
 from core.records import Fate
-from core.sampling import Distribution, Outcome, Proposal, accepts, overlap, residual, sample
+from core.sampling import Distribution, Outcome, Proposal, accepts, draw, overlap, residual, sample
+
+
+def siblings(
+    q: Distribution,
+    soft: Distribution,
+    count: int,
+    uniform: Callable[[], float],
+    parent: int | None = None,
+) -> list[Proposal]:
+    """Up to ``count`` different candidates for one position, in the order they are to be tried in.
+
+    ``q`` and ``soft`` are those of ``core.sampling.distributions``. Candidates are drawn from ``q`` without
+    replacement: each one's own q is what its elder siblings left. Where ``q`` is one id, as at temperature 0,
+    nothing can be drawn beside it, and the most likely ids of ``soft`` follow as one-hots.
+    """
+    if len(q.probabilities) == 1:
+        first = q.id_of(0)
+        others = [token_id for token_id, _ in soft.top(count) if token_id != first]
+        return [Proposal(first, q, soft, parent)] + [
+            Proposal(token_id, Distribution(q.probabilities, torch.tensor([token_id])), soft, parent)
+            for token_id in others[: count - 1]
+        ]
+    found: list[Proposal] = []
+    for _ in range(count):
+        index = draw(q.probabilities, uniform())
+        found.append(Proposal(q.id_of(index), q, soft, parent))
+        left = q.probabilities.clone()
+        left[index] = 0
+        mass = left.sum()
+        if mass <= 0:
+            break
+        q = soft = Distribution(left / mass, q.ids)
+    return found
 
 
 def verify_tree(
