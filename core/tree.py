@@ -1,9 +1,9 @@
 """Trees of drafts: the candidates for a position, and exact verification, which tries them in turn.
 
-A refused candidate leaves the target's distribution less the child's own, normalised, and the next one is held
-against that; where all are refused the target's token is drawn from what is left (SpecInfer, Miao et al.
-2024, arXiv:2305.09781, algorithm 2). With one child a node this is
-``core.sampling.verify_tokenwise``, draw for draw.
+A refused candidate leaves the target's distribution less the candidate's own, normalised, and the next one
+is held against that; where all are refused the target's token is drawn from what is left (SpecInfer, Miao et
+al. 2024, arXiv:2305.09781, algorithm 2). With one child a node this is ``core.sampling.verify_tokenwise``,
+draw for draw.
 
 Exact given that each child was drawn from its ``q`` whatever its elder siblings were: with replacement, or
 without, ``q`` then being what the elder ones left. Candidates that were not drawn (the k most likely) are

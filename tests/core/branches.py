@@ -2,8 +2,8 @@
 
     law = every_branch(monkeypatch, run)        # result -> probability
 
-A draw is no longer made with a number from [0, 1): each decision of ``core.sampling.accepts`` and each index of
-``core.sampling.draw`` is taken in turn, with the probability that it has.
+Nothing is drawn with numbers from [0, 1): each decision of ``core.sampling.accepts`` and each index that
+``core.sampling.draw`` may give is taken in turn, with the probability that it has.
 """
 
 from __future__ import annotations

@@ -188,7 +188,7 @@ def test_an_outcome_says_which_proposal_it_is_of():
 
 
 def test_candidates_and_their_own_q(monkeypatch):
-    """Drawn without replacement: the law of the pair, and each q the law of its draw given the elder one's."""
+    """The law of a pair drawn without replacement; each one's q is that of its draw given the elder."""
     q = of(4, 2, 1, 1)
 
     def run() -> tuple:

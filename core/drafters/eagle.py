@@ -1,0 +1,149 @@
+"""EAGLE: one decoder layer drafts from the target's features (Li et al. 2024, arXiv:2401.15077; features of
+several of the target's layers as in EAGLE-3, arXiv:2503.01840).
+
+At a position the layer reads the token there and what the target made of the position before. Where it runs
+ahead of the target it takes its own output for that. What was read so is forgotten after drafting, and
+positions that were committed are read again with the target's features, in one call.
+
+Drafts are a chain, or with ``settings.tree_width`` above 1 a tree: that many candidates at each position
+along the branch of those tried first, so at most K times the width. Weights and the forward pass are
+described in ``core.models.draft_file``; the target is a lean decoder that keeps the features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+
+from core.models.base import PREFILL_CHUNK, Stop
+from core.models.decoder import Decoder
+from core.models.kv_cache import KVCache
+from core.models.linear import Linear
+from core.records import Settings
+from core.sampling import BadLogitsError, Proposal, distributions
+from core.tree import siblings
+
+FEW = 16  # rows up to which products are taken one by one, not as those of a prompt
+
+Make = Callable[[torch.Tensor], Linear]
+
+
+class EagleDrafter:
+    """``tensors`` are those of the draft's file; ``make`` and ``make_head`` turn matrices into products.
+
+    ``feature_layers`` are the target's layers whose features the draft reads, all among the target's own;
+    ``head_ids`` (n,) int64 ascending the ids that the head scores; ``rows`` (n, hidden) what it scores them
+    by: those rows of the target's head.
+    """
+
+    name = "eagle"
+    short = "draft_failed"
+
+    def __init__(
+        self,
+        target: Decoder,
+        tensors: Mapping[str, torch.Tensor],
+        feature_layers: Sequence[int],
+        head_ids: torch.Tensor,
+        rows: torch.Tensor,
+        make: Make,
+        make_head: Make,
+    ):
+        self.head_ids = head_ids
+        self.context_length = target.context_length
+        self._columns = [target.feature_layers.index(layer) for layer in feature_layers]
+        self._features = make(tensors["features.weight"])
+        self._joined = make(torch.cat([tensors["token.weight"], tensors["state.weight"]], 1))
+        layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
+        # What the next step reads is the output normed without weights: those go into the head.
+        scored = tensors["proj.weight"] * tensors["norm.weight"]
+        self._model = Decoder.from_tensors(
+            replace(target.shape, layers=layers),
+            {**tensors, "norm.weight": torch.ones(target.shape.hidden)},
+            make,
+            target.embedding,
+            make_head(rows.float() @ scored),
+            "",
+            len(head_ids),
+        )
+        self._model.rotations = target.rotations  # which need not be the shape's plain ones
+
+    def new_state(self) -> KVCache:
+        return self._model.new_cache()
+
+    def proposer(self, state: KVCache) -> str:
+        return self.name
+
+    def prefill(self, ids: Sequence[int], state: KVCache, cache: KVCache, stop: Stop | None = None) -> None:
+        if len(ids) < self.context_length:  # beyond it nothing will be drafted
+            self._read(ids, state, cache, stop)
+
+    def draft(
+        self,
+        ids: Sequence[int],
+        count: int,
+        settings: Settings,
+        uniform: Callable[[], float],
+        state: KVCache,
+        cache: KVCache,
+    ) -> list[Proposal]:
+        proposals: list[Proposal] = []
+        sequence, parent = list(ids), None
+        made = self._read(ids, state, cache)
+        for depth in range(count):
+            if depth:
+                made = self._run(sequence[-1:], made, state)
+            logits = self._model.head(made)[0].float().cpu()
+            try:
+                q, soft = distributions(logits, settings, sequence, self.head_ids)
+            except BadLogitsError:
+                break
+            found = siblings(q, soft, settings.tree_width, uniform, parent)
+            parent = len(proposals)
+            proposals += found
+            sequence.append(found[0].id)
+        state.crop(len(ids))
+        return proposals
+
+    def observe(self, ids: Sequence[int], logits: torch.Tensor, state: KVCache) -> None:
+        """Nothing: what the target makes of tokens is in its cache."""
+
+    def _read(
+        self, ids: Sequence[int], state: KVCache, cache: KVCache, stop: Stop | None = None
+    ) -> torch.Tensor | None:
+        """Appends what ``state`` has not read of ``ids``; ``cache`` holds features of all but the last.
+
+        Gives what was made of the last one, (1, hidden); None where ``stop`` said so between chunks or
+        nothing was to be read.
+        """
+        made = None
+        for start in range(state.length, len(ids), PREFILL_CHUNK):
+            if stop is not None and stop():
+                return None
+            end = min(start + PREFILL_CHUNK, len(ids))
+            features = self._normed(cache.features[max(0, start - 1) : end - 1, self._columns]).flatten(1)
+            before = self._normed(_product(self._features, features).to(features.dtype))
+            if not start:
+                before = F.pad(before, (0, 0, 1, 0))  # nothing comes before the first
+            made = self._run(ids[start:end], before, state)[-1:]
+        return made
+
+    def _run(self, ids: Sequence[int], before: torch.Tensor, state: KVCache) -> torch.Tensor:
+        """Appends ``ids`` and gives what the layer makes of them, normed, (len(ids), hidden).
+
+        ``before`` (len(ids), hidden), normed, is what stands for the position before each.
+        """
+        model = self._model
+        tokens = F.embedding(torch.as_tensor(ids, device=model.device), model.embedding).to(before.dtype)
+        joined = _product(self._joined, torch.cat([tokens, before], 1))
+        return model.forward(ids, state, many=len(ids) > FEW, inputs=joined)
+
+    def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, x.shape[-1:], eps=self._model.shape.rms_eps)
+
+
+def _product(linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    return getattr(linear, "many", linear)(x) if len(x) > FEW else linear(x)
