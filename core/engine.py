@@ -261,7 +261,7 @@ class _Loop:
             target_seconds=played.target_seconds,
             overhead_seconds=time.perf_counter() - start - played.draft_seconds - played.target_seconds,
             finish_reason="error" if self.error else transcript.finish_reason,
-            drafter=self._drafter.name if played.drafts else None,
+            drafter=self._drafter.proposer(caches.state(self._drafter)) if played.drafts else None,
         )
 
     def _room(self) -> tuple[int, str]:

@@ -41,6 +41,10 @@ class Drafter(Protocol):
     def new_state(self) -> Cache:
         """The state of a sequence of which nothing was read."""
 
+    def proposer(self, state: Cache) -> str:
+        """Who proposed what came from the last ``draft`` with ``state``: the drafter's name, unless it asks
+        others."""
+
     def prefill(self, ids: Sequence[int], state: Cache, cache: Cache, stop: Stop | None = None) -> None:
         """Reads ``ids``, the leading ids of the sequence, from where ``state`` has got to.
 

@@ -40,6 +40,9 @@ class ModelDrafter:
     def new_state(self) -> Cache:
         return self.model.new_cache()
 
+    def proposer(self, state: Cache) -> str:
+        return self.name
+
     def prefill(self, ids: Sequence[int], state: Cache, cache: Cache, stop: Stop | None = None) -> None:
         if len(ids) < self.context_length:  # beyond it nothing will be drafted
             self.model.prefill(self._readable(ids[state.length :]), state, stop)

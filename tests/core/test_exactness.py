@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import product
 
@@ -32,13 +32,20 @@ class MoreDraws(BaseException):
     """A scripted run needs one draw more than its script has. The engine would catch an Exception."""
 
 
-def joint(target: LogitsOf, settings: Settings, length: int, vocabulary: int, eos: int | None = None) -> dict:
-    """The target's own distribution of replies of ``length`` tokens, by the chain rule."""
+def joint(
+    target: LogitsOf,
+    settings: Settings,
+    length: int,
+    vocabulary: int,
+    eos: int | None = None,
+    prompt: Sequence[int] = PROMPT,
+) -> dict:
+    """The target's own distribution of replies of ``length`` tokens to ``prompt``, by the chain rule."""
     result = {}
     for ids in product(range(vocabulary), repeat=length):
         if eos in ids:
             ids = ids[: ids.index(eos) + 1]
-        probability, seen = 1.0, list(PROMPT)
+        probability, seen = 1.0, list(prompt)
         for token_id in ids:
             p, _ = distributions(target(tuple(seen)), settings, seen)
             probability *= p.at(token_id)

@@ -53,6 +53,10 @@ class ToyCache:
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
 
+    def keep(self, start: int, rows: Sequence[int]) -> None:
+        self.ids[start : start + len(rows)] = [self.ids[start + row] for row in rows]
+        self.length = start + len(rows)
+
     def fork(self, length: int) -> ToyCache:
         return ToyCache(self.ids[:length], min(self.length, length))
 
@@ -87,6 +91,13 @@ class ToyDecoder:
     def logits(self, ids: Sequence[int], cache: ToyCache) -> torch.Tensor:
         start = self._read(ids, cache)
         return torch.stack([self.logits_of(tuple(cache.ids[: start + n + 1])) for n in range(len(ids))])
+
+    def tree_logits(self, ids: Sequence[int], parents: Sequence[int], cache: ToyCache) -> torch.Tensor:
+        start = self._read(ids, cache)
+        paths: list[tuple[int, ...]] = []
+        for id, parent in zip(ids, parents, strict=True):
+            paths.append((*(paths[parent] if parent >= 0 else ()), id))
+        return torch.stack([self.logits_of((*cache.ids[:start], *path)) for path in paths])
 
     def device_logits(self, ids: torch.Tensor, cache: ToyCache) -> torch.Tensor:
         return self.logits(ids.tolist(), cache)

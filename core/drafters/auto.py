@@ -1,0 +1,87 @@
+"""Auto: repeats of the text where they are long, a drafter of another kind elsewhere (as SAM-Decoding does).
+
+Before each round the longest earlier match of the text's ending decides (Hu et al. 2024, arXiv:2411.10666).
+It is a function of the committed ids alone, and each of the two is exact, so the mixture is: the choice does
+not look at what is to be judged (docs/ENGINE.md, rule 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from core.drafters.base import Drafter
+from core.drafters.ngram import Lookup, chain_of
+from core.models.base import Cache, Stop
+from core.records import Settings
+from core.sampling import Proposal
+
+LONG_MATCH = 5  # ids from which a repeat is trusted more than a model, the paper's threshold
+
+
+@dataclass
+class Both:
+    """The text's repeats, and the other drafter's ``state``; ``by`` proposed last."""
+
+    lookup: Lookup
+    state: Cache
+    by: str
+
+    @property
+    def length(self) -> int:
+        return min(self.lookup.length, self.state.length)
+
+    @property
+    def nbytes(self) -> int:
+        return self.lookup.nbytes + self.state.nbytes
+
+    def crop(self, length: int) -> None:
+        self.lookup.crop(length)
+        self.state.crop(length)
+
+    def fork(self, length: int) -> Both:
+        return Both(self.lookup.fork(length), self.state.fork(length), self.by)
+
+
+class AutoDrafter:
+    """``other`` drafts where no repeat is long enough, in its own context."""
+
+    name = "auto"
+
+    def __init__(self, other: Drafter):
+        self.other = other
+        self.short = other.short
+        self.context_length = other.context_length
+
+    def new_state(self) -> Both:
+        return Both(Lookup(), self.other.new_state(), self.other.name)
+
+    def proposer(self, state: Both) -> str:
+        """Who proposed in the round before this question."""
+        return state.by
+
+    def prefill(self, ids: Sequence[int], state: Both, cache: Cache, stop: Stop | None = None) -> None:
+        state.lookup.read(ids)
+        self.other.prefill(ids, state.state, cache, stop)
+
+    def draft(
+        self,
+        ids: Sequence[int],
+        count: int,
+        settings: Settings,
+        uniform: Callable[[], float],
+        state: Both,
+        cache: Cache,
+    ) -> list[Proposal]:
+        state.lookup.read(ids)
+        matched, _ = state.lookup.automaton.match
+        if matched >= LONG_MATCH:
+            state.by = "ngram"
+            return chain_of(state.lookup.continuation(count))
+        state.by = self.other.name
+        return self.other.draft(ids, count, settings, uniform, state.state, cache)
+
+    def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Both) -> None:
+        self.other.observe(ids, logits, state.state)

@@ -1,0 +1,81 @@
+"""Early exit: the target's own first layers, final norm and head propose, and share its keys and values.
+
+The first layers of a pass over a draft are the beginning of what the target computes for it anyway, so no
+second cache is kept: the drafter runs on the target's, behind what is committed, and takes its length back;
+the target's pass then writes the same places anew (Zhang et al. 2024, *Draft & Verify*, arXiv:2309.08168;
+LayerSkip, Elhoushi et al. 2024, arXiv:2404.16710). A target that was not trained for it says little after a
+few layers, which costs acceptance, not exactness. Lean decoders only (``core.models.decoder``). Chains only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from core.models.base import Stop
+from core.models.decoder import Decoder
+from core.models.kv_cache import KVCache
+from core.records import Settings
+from core.sampling import BadLogitsError, Proposal, distributions, sample
+
+SHARE = 3  # one layer in so many is run
+
+
+class Nothing:
+    """The state of a drafter that keeps nothing of a sequence."""
+
+    length = nbytes = 0
+
+    def crop(self, length: int) -> None:
+        """Nothing to forget."""
+
+    def fork(self, length: int) -> Nothing:
+        return self
+
+
+class EarlyExitDrafter:
+    """``layers`` of the target's are run; a third of them, at least one, unless said otherwise."""
+
+    name = "early-exit"
+    short = "draft_failed"
+
+    def __init__(self, target: Decoder, layers: int | None = None):
+        self._target = target
+        self.layers = max(1, target.shape.layers // SHARE) if layers is None else layers
+        self.context_length = target.context_length
+
+    def new_state(self) -> Nothing:
+        return Nothing()
+
+    def proposer(self, state: Nothing) -> str:
+        return self.name
+
+    def prefill(self, ids: Sequence[int], state: Nothing, cache: KVCache, stop: Stop | None = None) -> None:
+        """Nothing: the target has read it."""
+
+    def draft(
+        self,
+        ids: Sequence[int],
+        count: int,
+        settings: Settings,
+        uniform: Callable[[], float],
+        state: Nothing,
+        cache: KVCache,
+    ) -> list[Proposal]:
+        proposals: list[Proposal] = []
+        sequence, target, committed = list(ids), self._target, cache.length
+        for _ in range(count):
+            hidden = target.forward(sequence[cache.length :], cache, layers=self.layers)
+            try:
+                q, soft = distributions(target.head(hidden[-1:])[0].float().cpu(), settings, sequence)
+            except BadLogitsError:
+                break
+            parent = len(proposals) - 1 if proposals else None
+            proposals.append(Proposal(sample(q, uniform()), q, soft, parent))
+            sequence.append(proposals[-1].id)
+        cache.crop(committed)
+        return proposals
+
+    def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Nothing) -> None:
+        """Nothing is kept."""

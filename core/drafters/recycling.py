@@ -1,0 +1,91 @@
+"""Token recycling: the target's own likely successors, seen in earlier passes, are proposed again.
+
+A table holds for every id that a pass scored the ids the target then found most likely; every pass refreshes
+it, rejected drafts' rows included. Nothing is trained and no model is run (Luo et al. 2024, *Turning Trash
+into Treasure*, arXiv:2408.08696). Each proposal is certain (q is 1). The table belongs to a sequence, so that
+the same seed gives the same reply whatever was written before.
+
+What it proposes depends on earlier rounds alone, none of the draws that are to judge it (docs/ENGINE.md, rule
+7). Knows ids and rows of logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from core.drafters.ngram import certain
+from core.models.base import Cache, Stop
+from core.records import Settings
+from core.sampling import Proposal
+
+SUCCESSORS = 8  # kept for an id, as in the paper
+_BYTES_PER_ENTRY = 400
+
+
+class Table:
+    """Most likely successors by id, of one sequence. Nothing is read ahead, so cropping forgets nothing."""
+
+    def __init__(self, successors: dict[int, list[int]] | None = None):
+        self.successors = successors or {}
+        self.length = 0
+
+    @property
+    def nbytes(self) -> int:
+        return _BYTES_PER_ENTRY * len(self.successors)
+
+    def crop(self, length: int) -> None:
+        """Nothing: what the target thinks after an id is as good a guess in another text."""
+
+    def fork(self, length: int) -> Table:
+        return Table(dict(self.successors))
+
+
+class RecyclingDrafter:
+    """A chain follows the likeliest successors. A tree of ``tree_width`` has as many candidates at each place
+    along that chain: K * tree_width nodes at most. ``context_length`` is the target's."""
+
+    name = "recycling"
+    short = "no_match"
+
+    def __init__(self, context_length: int):
+        self.context_length = context_length
+
+    def new_state(self) -> Table:
+        return Table()
+
+    def proposer(self, state: Table) -> str:
+        return self.name
+
+    def prefill(self, ids: Sequence[int], state: Table, cache: Cache, stop: Stop | None = None) -> None:
+        """What followed in the prompt itself is a first guess."""
+        for id, following in zip(ids, ids[1:], strict=False):
+            known = state.successors.get(id, [])
+            state.successors[id] = [following, *(x for x in known if x != following)][:SUCCESSORS]
+
+    def draft(
+        self,
+        ids: Sequence[int],
+        count: int,
+        settings: Settings,
+        uniform: Callable[[], float],
+        state: Table,
+        cache: Cache,
+    ) -> list[Proposal]:
+        proposals: list[Proposal] = []
+        at, parent = ids[-1], None
+        for _ in range(count):
+            candidates = state.successors.get(at, [])[: settings.tree_width]
+            if not candidates:
+                break
+            first = len(proposals)
+            for id in candidates:
+                q = certain(id)
+                proposals.append(Proposal(id, q, q, parent))
+            at, parent = candidates[0], first
+        return proposals
+
+    def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Table) -> None:
+        best = logits.topk(min(SUCCESSORS, logits.shape[-1])).indices.tolist()
+        state.successors.update(zip(ids, best, strict=True))
