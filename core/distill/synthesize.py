@@ -89,7 +89,8 @@ def _frame(model, tokenizer) -> _Frame:
     before, _, after = text.partition(mark)
     before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
     ends = end_token_ids(tokenizer, model.config.to_dict(), model.generation_config.to_dict())
-    return _Frame(before, after, ends, frozenset(tokenizer.all_special_ids))
+    special = frozenset(tokenizer.all_special_ids)
+    return _Frame(before, after, ends | special.intersection(after[:1]), special)
 
 
 # --- Writing -----------------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ def _room(x: torch.Tensor, capacity: int) -> torch.Tensor:
 def _attend(
     module, query, key, value, attention_mask, scaling=None, cohorts: Sequence[_Cohort] = (), **others
 ):
-    """transformers' attention, cohort by cohort: each row sees its own cache, causally. Raises CorpusError."""
+    """transformers' attention, cohort by cohort: each row sees its own past. Raises CorpusError."""
     if any(others.get(name) is not None for name in ("sliding_window", "softcap", "s_aux")):
         raise CorpusError(REFUSED)
     parts, first = [], 0
@@ -343,8 +344,7 @@ def draw_ids(logits: torch.Tensor, temperatures: torch.Tensor, uniforms: torch.T
     """One id a row of ``logits`` (rows, vocabulary) by inverse CDF; the likeliest at temperature 0."""
     ids = []
     for x, temperature, u in zip(logits.split(8), temperatures.split(8), uniforms.split(8), strict=True):
-        x = x.float()
-        x -= x.amax(-1, keepdim=True)
+        x = x - x.amax(-1, keepdim=True).float()
         greedy = x.argmax(-1)
         x /= temperature.clamp_min(1e-3)[:, None]
         sums = x.exp_().cumsum(-1)
