@@ -33,8 +33,8 @@ FRESH_NORM = 0.3  # of a fresh final norm: a copied one begins confidently wrong
 
 @dataclass(frozen=True)
 class Output:
-    """``hidden`` (chats, positions, hidden) at position t is a guess of the id at t + 1 + ``ahead``, its logits
-    the products with the head's rows; ``weight`` is its share of the loss."""
+    """``hidden`` (chats, positions, hidden) at position t is a guess of the id at t + 1 + ``ahead``, whose
+    logits are its products with the head's rows; ``weight`` is its share of the loss."""
 
     hidden: torch.Tensor
     ahead: int

@@ -4,8 +4,8 @@ A draft is one safetensors file, alone or as ``draft.safetensors`` in a folder t
 wrote (beside ``config.json``, which repeats the metadata for people and tools, and a card). Matrices are
 int8 [out, in] with one float32 scale an output row under ``NAME.scale`` (weight = int8 * scale), vectors
 float32, ``head_token_ids`` (n,) int32: the ids that the head scores; all others have q = 0. Packing changes
-q a little, so a card's alpha is measured on what was packed. The metadata are strings: ``kind``, ``target`` (a
-name), ``target_fingerprint`` (``embedding_fingerprint`` of the target), ``hidden``, ``layers``,
+q a little, so a card's alpha is measured on what was packed. The metadata are strings: ``kind``, ``target``
+(a name), ``target_fingerprint`` (``embedding_fingerprint`` of the target), ``hidden``, ``layers``,
 ``feature_layers`` (comma-separated, as in ``core.models.decoder``; empty for kind ``model``), ``origin``,
 ``licence``, ``alpha`` and ``fingerprint`` (SHA-256 over all tensors).
 
@@ -25,9 +25,9 @@ is taken after the final norm. Position t holds token x_t.
   z = rms(y) * ``norm.weight`` predicts x_{t+1}. While drafting there are no features of t for position
   t + 1: there g = y of position t as it is, the layers' output before the norm. Positions that become
   committed are run again with the target's features.
-- ``medusa``: head i = 0, 1, ... takes h = rms(feature of position t); z = h + silu(``heads.I.block.weight`` @ h
-  + ``heads.I.block.bias``), and with ``heads.I.proj.weight`` in the place of ``proj.weight`` its logits
-  predict x_{t+2+i} (the target's own head predicts x_{t+1}).
+- ``medusa``: head i = 0, 1, ... takes h = rms(feature of position t);
+  z = h + silu(``heads.I.block.weight`` @ h + ``heads.I.block.bias``), and with ``heads.I.proj.weight`` in
+  the place of ``proj.weight`` its logits predict x_{t+2+i} (the target's own head predicts x_{t+1}).
 
 Knows the file, not how a draft is run or trained.
 """

@@ -1,0 +1,123 @@
+"""Train a draft for a target and write the folder that ``--draft FOLDER`` loads.
+
+    python -m core.distill --kind eagle --synthesize 3000 --out my-draft
+    python -m core.distill --kind model --target FOLDER --data chats.npz --steps 500 --out my-draft
+
+The same command goes on where it was broken off. Text is what the target wrote (``--synthesize``), or the
+user's own. Knows the command line; ``core.distill.run`` does the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from core.distill.corpus import Corpus, CorpusError
+from core.models import Progress
+from core.models.draft_file import KINDS
+from core.models.errors import LoadError
+from core.models.spec import EMBEDDED
+from core.terminal import progress_printer
+
+HELD_OUT = Path(__file__).resolve().parents[2] / "data" / "heldout.npz"  # of the embedded target
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m core.distill", description="Train a draft for a target.")
+    parser.add_argument("--kind", choices=KINDS, required=True, help="how it drafts")
+    parser.add_argument("--target", default=EMBEDDED, help="embedded (default), or a folder with a model")
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write it")
+    text = parser.add_argument_group("text, of one or more of these")
+    text.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help="of chats (.npz)")
+    text.add_argument("--synthesize", type=int, default=0, metavar="N", help="chats the target writes itself")
+    text.add_argument("--held-out", type=Path, metavar="FILE", help="chats to measure on (.npz)")
+    how = parser.add_argument_group("training")
+    how.add_argument("--steps", type=int, default=2000)
+    how.add_argument("--layers", type=int, help="of the draft (model: 3, eagle: 1)")
+    how.add_argument("--head-ids", type=int, default=16_384, metavar="N", help="it scores (default: 16384)")
+    how.add_argument("--start", type=Path, metavar="FOLDER", help="a draft to go on with")
+    how.add_argument("--tokens", type=int, default=1200, help="ids a step reads, about (default: 1200)")
+    how.add_argument("--rate", type=float, default=0.01, help="of Muon (default: 0.01)")
+    how.add_argument("--save-every", type=int, default=100, metavar="STEPS", help="(default: 100)")
+    how.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    how.add_argument("--seed", type=int, default=0)
+    how.add_argument("--licence", help="of the draft: the target's binds it (embedded: Apache-2.0)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.data and options.synthesize < 1:
+        parser.error("name text to learn from with --data, or let the target write some with --synthesize N")
+    if min(options.steps, options.tokens, options.head_ids, options.save_every) < 1:
+        parser.error("--steps, --tokens, --head-ids and --save-every begin at 1")
+    if options.layers is not None and options.layers < 1:
+        parser.error("--layers begins at 1")
+    progress = progress_printer(sys.stderr)
+    from core.distill.train import TrainingError  # torch takes a second to import
+
+    try:
+        found = _run(options, progress)
+    except (CorpusError, LoadError, TrainingError) as error:
+        progress("", None)
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        progress("", None)
+        sys.exit("Broken off: the same command goes on from the last checkpoint.")
+    progress("", None)
+    for domain, alpha in found.items():
+        print(f"alpha on held-out {domain}: {alpha}")
+    print(f"{options.out}: run it with --target {options.target} --draft {options.out}")
+
+
+def _run(options: argparse.Namespace, progress: Progress) -> dict:
+    import torch
+
+    from core.distill.run import LAYERS, Recipe, distill
+    from core.distill.synthesize import synthesize
+    from core.distill.target import load_target
+    from core.distill.train import Plan
+    from core.models.linear import has_bfloat16_tiles
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise LoadError("There is no CUDA card here: leave --device out.")
+    fast = options.device == "cuda" or has_bfloat16_tiles()
+    progress("Reading the target", None)
+    dtype = torch.bfloat16 if fast else torch.float32
+    target, tokenizer = load_target(options.target, options.device, dtype)
+    text, origin = list(options.data), []
+    if options.data:
+        origin.append(f"Text of {', '.join(path.name for path in options.data)}.")
+    if options.synthesize:
+        shards = options.out / "work" / "text"
+        text += synthesize(
+            target.model, tokenizer, options.synthesize, shards, seed=options.seed, progress=progress
+        )
+        origin.append(f"{options.synthesize:,} chats that {target.name} wrote itself, users' turns included.")
+    held_out = options.held_out
+    if held_out is None and options.target == EMBEDDED and HELD_OUT.exists():
+        held_out = HELD_OUT
+    layers = LAYERS[options.kind] if options.layers is None else options.layers
+    plan = Plan(
+        options.steps, options.tokens, options.rate, seed=options.seed, save_every=options.save_every
+    )
+    _, found = distill(
+        target,
+        tokenizer,
+        Corpus.load(*text).distinct(),
+        None if held_out is None else Corpus.load(held_out),
+        Recipe(options.kind, layers, options.head_ids, options.start),
+        plan,
+        options.out,
+        " ".join(origin),
+        options.licence or ("Apache-2.0" if options.target == EMBEDDED else "That of the target."),
+        progress,
+    )
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The target as training sees it: its sizes, its embedding and head, and its hidden states over a corpus.
+
+Hidden states are computed once and kept in a file, in bfloat16: (ids of the corpus, kinds, hidden), from
+which the target's logits are one product away, exactly and over the whole vocabulary. Kept top-k logits
+would take less room and could not say what lies outside of them; running the target each step would cost
+three times the time of training (docs/LOG.md). Knows no draft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from core.distill.corpus import Corpus
+from core.models import Progress, silent
+from core.models.decoder import DecoderShape, lean_reason
+from core.models.draft_file import embedding_fingerprint
+from core.models.embedded import NAME, prepare_embedded
+from core.models.errors import LoadError, first_line
+from core.models.spec import EMBEDDED
+
+IDS_AT_ONCE = 4096  # of chats of like length, in a pass of the target
+
+
+@dataclass
+class Target:
+    """``model`` is the causal language model of transformers; ``embedding`` and ``head`` are its,
+    (vocabulary, hidden); ``inner`` is the width of its MLPs. ``dtype`` is what products are computed in."""
+
+    name: str
+    fingerprint: str
+    model: torch.nn.Module
+    shape: DecoderShape
+    inner: int
+    embedding: torch.Tensor
+    head: torch.Tensor
+    dtype: torch.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        """Products of float32 weights in ``dtype``."""
+        if self.dtype == torch.float32:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, self.dtype)
+
+
+def load_target(
+    source: str, device: str = "cpu", dtype: torch.dtype = torch.bfloat16
+) -> tuple[Target, object]:
+    """The target and its tokenizer: "embedded", or a folder or hub id of a model of the Llama family.
+
+    Raises LoadError.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = prepare_embedded() if source == EMBEDDED else Path(source).expanduser()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path if path.is_dir() else source)
+        model = AutoModelForCausalLM.from_pretrained(path if path.is_dir() else source, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise LoadError(
+            f"The target {source} cannot be read ({first_line(error)}): name embedded, or a model's folder."
+        ) from error
+    name = NAME if source == EMBEDDED else path.name
+    return as_target(model.to(device).eval(), name, dtype), tokenizer
+
+
+def as_target(model: torch.nn.Module, name: str, dtype: torch.dtype) -> Target:
+    """A causal language model of transformers, called ``name``. Raises LoadError where no draft can copy
+    it."""
+    config = model.config.to_dict()
+    if reason := lean_reason(config):
+        raise LoadError(f"No draft can be trained for {name}: {reason}. Choose a target of the Llama family.")
+    embedding = model.get_input_embeddings().weight.detach()
+    return Target(
+        name,
+        embedding_fingerprint(embedding),
+        model,
+        DecoderShape.from_config(config),
+        config["intermediate_size"],
+        embedding.to(dtype),
+        model.get_output_embeddings().weight.detach().to(dtype),
+        dtype,
+    )
+
+
+class Features:
+    """Hidden states of a corpus, (ids, kinds, hidden), on disk: what ``features`` gave."""
+
+    def __init__(self, path: Path, kinds: int, hidden: int):
+        self._values = np.memmap(path, np.int16, "r").reshape(-1, kinds, hidden)
+
+    def __getitem__(self, part: slice) -> torch.Tensor:
+        return torch.from_numpy(np.array(self._values[part])).view(torch.bfloat16)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._values.shape
+
+
+@torch.inference_mode()
+def features(
+    target: Target, corpus: Corpus, layers: Sequence[int], folder: Path, progress: Progress = silent
+) -> Features:
+    """The target's hidden states behind ``layers`` (``core.distill.kinds.feature_layers``) at every id.
+
+    Kept in ``folder`` under a name made of target, corpus and layers, and found there the next time.
+    """
+    digest = hashlib.sha256(f"{target.fingerprint} {tuple(layers)}".encode())
+    for array in (corpus.ids, corpus.offsets):
+        digest.update(np.ascontiguousarray(array, np.int64).data)
+    path = folder / f"features-{digest.hexdigest()[:16]}.bin"
+    size = len(corpus.ids), len(layers), target.shape.hidden
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        values = np.memmap(part, np.int16, "w+", shape=size)
+        lengths, done = np.diff(corpus.offsets), 0
+        for chats in _alike(lengths):
+            ids = np.zeros((len(chats), lengths[chats].max()), np.int64)
+            for row, chat in enumerate(chats):
+                ids[row, : lengths[chat]] = corpus[chat].ids
+            states = target.model.model(
+                input_ids=torch.from_numpy(ids).to(target.device), output_hidden_states=True, use_cache=False
+            ).hidden_states  # the embedding first, then each layer's, the last behind the final norm
+            kept = torch.stack([states[layer + 1] for layer in layers], 2).bfloat16().cpu().contiguous()
+            for row, chat in enumerate(chats):
+                begin, length = corpus.offsets[chat], lengths[chat]
+                values[begin : begin + length] = kept[row, :length].view(torch.int16).numpy()
+            done += lengths[chats].sum()
+            progress("Reading the text with the target", done / len(corpus.ids))
+        values.flush()
+        os.replace(part, path)
+    return Features(path, *size[1:])
+
+
+def _alike(lengths: np.ndarray) -> list[np.ndarray]:
+    """Chats in batches of like length, of about ``IDS_AT_ONCE`` ids."""
+    batches, batch = [], []
+    for chat in np.argsort(lengths, kind="stable"):
+        if batch and (len(batch) + 1) * lengths[chat] > IDS_AT_ONCE:
+            batches.append(np.array(batch))
+            batch = []
+        batch.append(chat)
+    return [*batches, np.array(batch)] if batch else batches

@@ -1,0 +1,172 @@
+"""Training a draft on the target's own distributions, step by step, in a way that can be broken off and
+resumed.
+
+Loss: cross-entropy from the target's distribution at temperature 1 to the draft's, both over the ids the
+draft's head scores, renormalised there; at the positions of replies alone. Matrices learn by Muon (Jordan et
+al. 2024, here ``torch.optim.Muon``), the rest by AdamW; rates rise over the first steps and fall over the
+second half. The head's rows are the target's and stay.
+
+A checkpoint holds weights, both optimisers' state and the loss of every step so far. Which chats a step takes
+follows from the seed and the step's number alone, so that a run that was killed and resumed computes what an
+unbroken one does. Knows no files but its checkpoint.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from core.distill.evaluate import ROWS, guesses
+from core.distill.kinds import Draft
+from core.distill.lesson import Lessons
+from core.distill.target import Target
+
+MOMENTUM, DECAY = 0.95, 0.01  # of Muon
+BETAS = (0.9, 0.95)  # of AdamW
+CLIP = 1.0  # largest norm of all gradients together
+LAST_RATE = 0.02  # of the rate, at the end
+
+
+class TrainingError(Exception):
+    """A training cannot go on; the message is one sentence that says what to do."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``tokens`` is how many ids a step reads, about; rates are Muon's and AdamW's at their highest."""
+
+    steps: int = 2000
+    tokens: int = 1200
+    rate: float = 0.01
+    vector_rate: float = 0.001
+    warm_up: int = 30
+    seed: int = 0
+    save_every: int = 100
+
+    def share(self, step: int) -> float:
+        """Of the rates, at a step (from 0)."""
+        half = self.steps / 2
+        falling = 1.0 if step < half else max(LAST_RATE, (self.steps - step) / (self.steps - half))
+        return min(1.0, (step + 1) / self.warm_up) * falling
+
+
+@dataclass
+class State:
+    """``losses`` of the steps done, nats a token of the first depth; ``tokens`` of replies they saw."""
+
+    losses: list[float]
+    tokens: int
+
+
+def train(
+    draft: Draft,
+    target: Target,
+    head_ids: torch.Tensor,
+    lessons: Lessons,
+    plan: Plan,
+    checkpoint: Path,
+    after_step: Callable[[State], None] = lambda state: None,
+) -> State:
+    """Trains ``draft`` in place, from ``checkpoint`` on where there is one of this very plan.
+
+    ``after_step`` hears of every step, after a checkpoint is written where it is due. Raises TrainingError.
+    """
+    optimisers = _optimisers(draft, plan)
+    state = State([], 0)
+    text = len(lessons.lengths), int(lessons.lengths.sum())
+    what = {"plan": asdict(plan), "kind": draft.kind, "target": target.fingerprint, "text": text}
+    if checkpoint.exists():
+        _resume(checkpoint, what, draft, optimisers, state)
+    head = target.head[head_ids].contiguous()
+    for chats in itertools.islice(_order(lessons, plan), len(state.losses), plan.steps):
+        share = plan.share(len(state.losses))
+        for optimiser, rate in zip(optimisers, (plan.rate, plan.vector_rate), strict=True):
+            optimiser.param_groups[0]["lr"] = rate * share
+        loss, tokens = _learn(draft, target, head, lessons, chats)
+        torch.nn.utils.clip_grad_norm_(draft.parameters(), CLIP)
+        for optimiser in optimisers:
+            optimiser.step()
+            optimiser.zero_grad()
+        state.losses.append(loss)
+        state.tokens += tokens
+        if len(state.losses) % plan.save_every == 0 or len(state.losses) == plan.steps:
+            _save(checkpoint, what, draft, optimisers, state)
+        after_step(state)
+    return state
+
+
+def _order(lessons: Lessons, plan: Plan) -> Iterator[list[int]]:
+    """The chats of every step, without end."""
+    for epoch in itertools.count():
+        batches = lessons.epoch(plan.tokens, (plan.seed, epoch))
+        if not batches:
+            raise TrainingError("There is no reply to learn from: name text with --data or --synthesize.")
+        yield from batches
+
+
+def _learn(
+    draft: Draft, target: Target, head: torch.Tensor, lessons: Lessons, chats: list[int]
+) -> tuple[float, int]:
+    """Adds the gradients of these chats; gives the loss of the first depth and the tokens it is a mean over.
+
+    The gradient behind the head is written out, q - p: taken a few rows at a time it stays in the
+    processor's caches, which halves the time of a step.
+    """
+    batch = lessons.batch(chats, target.device)
+    with target.autocast():
+        made = guesses(draft, batch)
+    count, total = int(batch.scored.sum()), 0.0
+    with torch.no_grad():
+        last = batch.features[:, :, -1][batch.scored].to(head.dtype)
+        gradients = [torch.empty_like(guess) for guess, _ in made]
+        for rows in torch.arange(count, device=last.device).split(ROWS):
+            p = (last[rows] @ head.T).float().softmax(-1)
+            for depth, ((guess, weight), gradient) in enumerate(zip(made, gradients, strict=True)):
+                log_q = (guess[rows].to(head.dtype) @ head.T).float().log_softmax(-1)
+                if depth == 0:
+                    total -= float(torch.dot(p.flatten(), log_q.flatten()))
+                difference = log_q.exp_().sub_(p).mul_(weight / count).to(head.dtype)
+                gradient[rows] = (difference @ head).to(gradient.dtype)
+    torch.autograd.backward([guess for guess, _ in made], gradients)
+    return total / count, count
+
+
+def _optimisers(draft: Draft, plan: Plan) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    if not hasattr(torch.optim, "Muon"):
+        raise TrainingError("Training needs torch 2.9 or newer: install it with pip install -U torch.")
+    matrices = [weight for weight in draft.parameters() if weight.dim() == 2]
+    vectors = [weight for weight in draft.parameters() if weight.dim() != 2]
+    return (
+        torch.optim.Muon(matrices, lr=plan.rate, momentum=MOMENTUM, weight_decay=DECAY),
+        torch.optim.AdamW(vectors, lr=plan.vector_rate, betas=BETAS, weight_decay=0.0),
+    )
+
+
+def _save(path: Path, what: dict, draft: Draft, optimisers, state: State) -> None:
+    """Complete or not at all."""
+    part = path.with_suffix(".part")
+    content = {"what": what, "draft": draft.state_dict(), "losses": state.losses, "tokens": state.tokens}
+    torch.save(content | {"optimisers": [optimiser.state_dict() for optimiser in optimisers]}, part)
+    os.replace(part, path)
+
+
+def _resume(path: Path, what: dict, draft: Draft, optimisers, state: State) -> None:
+    try:
+        content = torch.load(path, map_location=next(draft.parameters()).device, weights_only=True)
+        other = content["what"] != what
+    except Exception as error:  # torch names many kinds for a file that is not its own
+        raise TrainingError(f"The checkpoint {path} is damaged: delete it to begin anew.") from error
+    if other:
+        raise TrainingError(
+            f"The checkpoint {path} is of another training (other text, steps or settings): repeat that "
+            "command to finish it, or name another folder with --out."
+        )
+    draft.load_state_dict(content["draft"])
+    for optimiser, kept in zip(optimisers, content["optimisers"], strict=True):
+        optimiser.load_state_dict(kept)
+    state.losses, state.tokens = content["losses"], content["tokens"]
