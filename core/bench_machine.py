@@ -17,6 +17,7 @@ import transformers
 
 from core.bench_measured import Limit
 from core.models.pair import Pair
+from core.threads import usable_cores
 
 BUFFER_BYTES = 2 << 30  # far beyond the caches of large servers, too (some hold half of it)
 READS = 7  # of each buffer; the best counts, since others' work only adds to it
@@ -35,13 +36,6 @@ def processor_name() -> str:
     except OSError:  # not Linux
         pass
     return platform.processor() or platform.machine()
-
-
-def usable_cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not Linux
-        return os.cpu_count() or 1
 
 
 def load_average() -> tuple[float, float, float] | None:

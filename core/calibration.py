@@ -2,8 +2,8 @@
 
 The least of a few timings of each pass is taken: what a machine does beside only adds to it. Kept in the
 user's cache folder by the pair's weights and forms, the device and the versions, so that later starts decide
-alike. A pair is measured behind a short context; a long one makes all passes dearer and the draft's share of
-a round smaller.
+alike. On a CPU the number of threads is chosen first (``core.threads``) and kept with the costs. A pair is
+measured behind a short context; a long one makes all passes dearer and the draft's share of a round smaller.
 
 Run: ``python -m core.calibration`` measures the embedded pair anew and prints its costs.
 """
@@ -31,6 +31,7 @@ from core.models.errors import LoadError
 from core.models.pair import Pair
 from core.records import Settings
 from core.terminal import progress_printer
+from core.threads import choose, chosen_by_user, usable_cores, use
 
 log = logging.getLogger(__name__)
 
@@ -40,22 +41,50 @@ REPEATS = 3
 
 
 def costs(pair: Pair) -> Costs | None:
-    """The pair's costs: kept ones, or measured now and kept. None without a draft."""
+    """The pair's costs: kept ones, or measured now and kept. None without a draft.
+
+    torch computes with the number of threads they were measured with from then on.
+    """
     if pair.drafter is None:
         return None
     try:
         kept = json.loads((home() / KEPT).read_text(encoding="utf-8"))
         found = kept[_name(pair)]
-        return Costs(found["draft"], tuple(found["verify"]), found["overhead"])
+        costs, threads = Costs(found["draft"], tuple(found["verify"]), found["overhead"]), found["threads"]
     except (OSError, ValueError, KeyError, TypeError):
         return measure_again(pair)
+    use(threads)
+    return costs
 
 
 def measure_again(pair: Pair) -> Costs:
     """The pair's costs, measured now and kept. The pair has a draft and writes nothing meanwhile."""
+    if pair.info.device == "cpu":
+        choose_threads(pair)
     measured = measure(pair)
     _keep(home() / KEPT, _name(pair), measured)
     return measured
+
+
+@torch.inference_mode()
+def choose_threads(pair: Pair) -> int:
+    """The number of threads with which a plain and a speculative round take least time, now in use."""
+    ids = [i % pair.target.readable_ids for i in range(CONTEXT)]
+    cache, state = pair.target.new_cache(), pair.drafter.new_state()
+    settings = Settings(temperature=1.0)
+    count = settings.num_draft_tokens
+
+    def rounds() -> None:
+        for rows in (1, count + 1):
+            cache.crop(CONTEXT - 1)
+            pair.target.logits(ids[-1:] * rows, cache)
+        cache.crop(CONTEXT - 1)
+        state.crop(CONTEXT - 1)
+        pair.drafter.draft(ids, count, settings, lambda: 0.5, state, cache)
+
+    pair.target.prefill(ids[:-1], cache)
+    pair.drafter.prefill(ids[:-1], state, cache)
+    return choose(rounds)
 
 
 def costs_if_any(pair: Pair) -> Costs | None:
@@ -119,8 +148,9 @@ def _of_rounds(engine: Engine, ids: list[int]) -> Costs:
 def _name(pair: Pair) -> str:
     """What costs depend on, in one word."""
     info = pair.info
-    device = torch.cuda.get_device_name() if info.device.startswith("cuda") else f"{os.cpu_count()} cores"
-    what = (info, device, torch.__version__, torch.get_num_threads())
+    device = torch.cuda.get_device_name() if info.device.startswith("cuda") else f"{usable_cores()} cores"
+    # With the user's own number of threads what was measured is theirs.
+    what = (info, device, torch.__version__, torch.get_num_threads() if chosen_by_user() else None)
     return hashlib.sha256(repr(what).encode()).hexdigest()
 
 
@@ -131,7 +161,7 @@ def _keep(path: Path, name: str, measured: Costs) -> None:
             assert isinstance(kept, dict)
         except (OSError, ValueError, AssertionError):
             kept = {}
-        kept[name] = dataclasses.asdict(measured)
+        kept[name] = dataclasses.asdict(measured) | {"threads": torch.get_num_threads()}
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.part")
         part.write_text(json.dumps(kept, indent=1), encoding="utf-8")
@@ -149,6 +179,7 @@ def main() -> None:
     say("", None)
     found = measure_again(pair)
     rows = ", ".join(f"{1e3 * seconds:.1f}" for seconds in found.verify)
+    print(f"threads: {torch.get_num_threads()} of {usable_cores()} cores")
     print(f"target, 1 to {len(found.verify)} rows: {rows} ms")
     print(f"draft step: {1e3 * found.draft:.1f} ms; the rest of a round: {1e3 * found.overhead:.1f} ms")
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ["OMP_NUM_THREADS"] = "2"  # figures and speed alike on every machine: none are chosen
 
 import pytest
 
@@ -29,7 +30,7 @@ from core.models import embedded  # isort: skip
 
 import torch  # isort: skip
 
-torch.set_num_threads(2)  # figures and speed alike on every machine
+torch.set_num_threads(2)
 
 REAL_HOME = embedded.home()  # before any test has a REDLINE_HOME of its own
 ATTEMPTS: list[str] = []  # outside connections attempted since the running test began

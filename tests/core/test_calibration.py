@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from core import calibration
 from core.auto_k import Costs
@@ -27,6 +28,16 @@ def test_costs_are_measured_once_and_kept(pair, monkeypatch):
     monkeypatch.setattr(calibration, "measure", None)
     assert calibration.costs(pair) == first
     assert first.round_seconds(2) == 2 * first.draft + first.verify[2] + first.overhead
+
+
+def test_threads_are_chosen_with_the_costs_and_used_again(pair, monkeypatch):
+    chosen = []
+    monkeypatch.setattr(calibration, "choose", lambda work: (work(), chosen.append(True)))
+    monkeypatch.setattr(calibration, "use", chosen.append)
+    calibration.costs(pair)
+    assert chosen == [True]  # of work that runs
+    calibration.costs(pair)
+    assert chosen == [True, torch.get_num_threads()]
 
 
 def test_costs_of_batched_rounds(pair):
