@@ -62,10 +62,10 @@ def alpha(
     sums: dict[int, np.ndarray] = {}
     for start in range(0, len(chats), AT_ONCE):
         some = chats[start : start + AT_ONCE]
-        batch = lessons.batch(some, target.device)
+        batch = lessons.batch(some, target)
         with target.autocast():
             made = [guess for guess, _ in guesses(draft, batch, draft.depths)]
-        last = batch.features[:, :, -1][batch.scored].to(target.dtype)
+        last = batch.features[:, :, -1][batch.scored]
         covered = []
         for rows in torch.arange(len(last)).split(ROWS):
             p = (last[rows] @ target.head.T).float().softmax(-1)[:, head_ids]

@@ -47,8 +47,8 @@ class Lessons:
             setattr(part, name, getattr(self, name)[chats])
         return part
 
-    def batch(self, chats: Sequence[int], device: torch.device | str = "cpu") -> Batch:
-        """These chats, padded behind to the longest."""
+    def batch(self, chats: Sequence[int], target: Target) -> Batch:
+        """These chats, padded behind to the longest, on the target's device and in its dtype."""
         longest = int(self.lengths[list(chats)].max())
         ids = torch.zeros(len(chats), longest, dtype=torch.long)
         features = torch.zeros(len(chats), longest, *self._features.shape[1:], dtype=torch.bfloat16)
@@ -58,7 +58,8 @@ class Lessons:
             ids[row, :length] = torch.from_numpy(self._corpus.ids[begin : begin + length].astype(np.int64))
             features[row, :length] = self._features[begin : begin + length]
             scored[row, max(0, int(self._prompts[chat]) - 1) : length - 1] = True
-        return Batch(ids.to(device), features.to(device), scored.to(device))
+        device = target.device
+        return Batch(ids.to(device), features.to(device, target.dtype), scored.to(device))
 
     def epoch(self, tokens: int, seed: Sequence[int]) -> list[list[int]]:
         """Every chat with a reply once, in batches of like length, about ``tokens`` ids each, shuffled."""

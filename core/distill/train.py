@@ -117,12 +117,12 @@ def _learn(
     The gradient behind the head is written out, q - p: taken a few rows at a time it stays in the
     processor's caches, which halves the time of a step.
     """
-    batch = lessons.batch(chats, target.device)
+    batch = lessons.batch(chats, target)
     with target.autocast():
         made = guesses(draft, batch)
     count, total = int(batch.scored.sum()), 0.0
     with torch.no_grad():
-        last = batch.features[:, :, -1][batch.scored].to(head.dtype)
+        last = batch.features[:, :, -1][batch.scored]
         gradients = [torch.empty_like(guess) for guess, _ in made]
         for rows in torch.arange(count, device=last.device).split(ROWS):
             p = (last[rows] @ head.T).float().softmax(-1)

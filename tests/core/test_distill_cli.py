@@ -1,0 +1,126 @@
+"""The command from text to a folder: killed for real and resumed, what it writes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from core.distill.__main__ import main
+from core.distill.corpus import Chat, Corpus
+from core.models.draft_file import check_target, embedding_fingerprint, load_draft
+from core.models.errors import LoadError
+from tests.core.models_on_disk import VOCABULARY, write_model
+
+ROOT = Path(__file__).resolve().parents[2]
+# Dies without a word at the ninth step, three steps behind its last checkpoint.
+KILLED = """
+import os, signal, sys
+from core.distill import train
+learn, done = train._learn, 0
+def dying(*given):
+    global done
+    done += 1
+    return learn(*given) if done < 9 else os.kill(os.getpid(), signal.SIGKILL)
+train._learn = dying
+from core.distill.__main__ import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("distill")
+    write_model(folder / "target", "llama", seed=1)
+    write_model(folder / "other", "llama", seed=2)
+    draw = np.random.default_rng(0)
+    Corpus.of(
+        Chat(draw.integers(3, VOCABULARY, 6 + length), 6, 1.0) for length in draw.integers(4, 40, 120)
+    ).save(folder / "chats.npz")
+    return folder
+
+
+def command(here: Path, out: str, *more: str, kind: str = "model") -> list[str]:
+    text = ["--target", str(here / "target"), "--data", str(here / "chats.npz"), "--out", str(here / out)]
+    return ["--kind", kind, *text, "--steps", "20", "--save-every", "5", "--tokens", "100", *more]
+
+
+def losses(folder: Path) -> list[float]:
+    return torch.load(folder / "work" / "checkpoint.pt", weights_only=True)["losses"]
+
+
+def test_a_killed_command_goes_on_to_the_end_of_an_unbroken_one(here, capsys):
+    main(command(here, "whole"))
+    assert "alpha on held-out" in capsys.readouterr().out
+    arguments = [sys.executable, "-c", KILLED, *command(here, "broken")]
+    killed = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(losses(here / "broken")) == 5 and not (here / "broken" / "config.json").exists()
+    main(command(here, "broken"))
+    assert len(losses(here / "whole")) == 20
+    assert losses(here / "broken") == pytest.approx(losses(here / "whole"), rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["model", "eagle", "medusa"])
+def test_the_folder_of_each_kind(here, kind, capsys):
+    main(command(here, kind, kind=kind))
+    folder = here / kind
+    draft = load_draft(folder)
+    assert draft.kind == kind and draft.layers == {"model": 3, "eagle": 1, "medusa": 0}[kind]
+    assert draft.feature_layers == {"model": (), "eagle": (0, 1), "medusa": (1,)}[kind]
+    assert draft.head_ids.tolist() == list(range(VOCABULARY))
+    config = json.loads((folder / "config.json").read_text())
+    figures = config.pop("figures")
+    assert config["fingerprint"] == draft.metadata["fingerprint"] and config["target"] == "target"
+    (said,) = figures.values()  # the toy's replies hold no code fence
+    assert 0 < said["by_depth"][0] < 1 and said["tokens"] > 20
+    card = (folder / "README.md").read_text()
+    for fact in (f"{said['by_depth'][0]:.4f}", "chats.npz", config["target_fingerprint"], "multiple of 17"):
+        assert fact in card
+    curve = (folder / "work" / "curve.jsonl").read_text().splitlines()
+    assert json.loads(curve[-1])["step"] == 20
+
+
+def test_a_draft_can_be_gone_on_with_and_is_refused_by_another_target(here, capsys):
+    main(command(here, "first"))
+    main(command(here, "second", "--start", str(here / "first")))
+    assert losses(here / "second")[0] < losses(here / "first")[0]
+    draft = load_draft(here / "second")
+    check_target(draft.metadata, "target", embedding(here / "target"))
+    with pytest.raises(LoadError, match="made for target .* not for other"):
+        check_target(draft.metadata, "other", embedding(here / "other"))
+    with pytest.raises(SystemExit, match="was made for target"):
+        main([*command(here, "third", "--start", str(here / "first")), "--target", str(here / "other")])
+    with pytest.raises(SystemExit, match="is of kind model with 3 layers"):
+        main(command(here, "fourth", "--start", str(here / "first"), kind="eagle"))
+
+
+def embedding(folder: Path) -> torch.Tensor:
+    from transformers import AutoModelForCausalLM
+
+    weight = AutoModelForCausalLM.from_pretrained(folder).get_input_embeddings().weight
+    assert len(embedding_fingerprint(weight)) == 64
+    return weight
+
+
+def test_what_is_refused_in_words(here, tmp_path, capsys):
+    missing = ["--kind", "model", "--out", str(tmp_path / "out"), "--data", str(tmp_path / "no.npz")]
+    with pytest.raises(SystemExit, match="There is no corpus"):
+        main([*missing, "--target", str(here / "target")])
+    with pytest.raises(SystemExit, match="cannot be read .* name embedded, or a model's folder"):
+        main([*missing, "--target", str(tmp_path)])
+    for wrong, sentence in (
+        (["--kind", "model", "--out", "x"], "name text to learn from"),
+        (command(here, "x", "--steps", "0"), "begin at 1"),
+        (command(here, "x", "--layers", "0"), "--layers begins at 1"),
+    ):
+        with pytest.raises(SystemExit):
+            main(wrong)
+        assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
