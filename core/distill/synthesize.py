@@ -21,6 +21,7 @@ import contextlib
 import json
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ TEMPERATURES = {1.0: 0.45, 0.8: 0.28, 0.6: 0.11, 0.3: 0.07, 0.0: 0.09}
 MAX_TURN, MAX_REPLY = 96, 384  # ids
 SHARD = 1500  # chats
 SLOTS, COHORT = 256, 32  # chats in one pass, and how many begin together
+TRIES = 400  # chats begun for each that is wanted, before the target is given up
 GROWTH = 128  # positions by which a cohort's cache grows
 
 ATTENTION = "redline_cohorts"
@@ -77,6 +79,7 @@ class _Frame:
     after: list[int]
     ends: frozenset[int]  # ids that end a turn
     special: frozenset[int]  # ids that no turn may hold
+    context: int  # ids of a chat that the model has room for
 
 
 def _frame(model, tokenizer) -> _Frame:
@@ -90,7 +93,8 @@ def _frame(model, tokenizer) -> _Frame:
     before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
     ends = end_token_ids(tokenizer, model.config.to_dict(), model.generation_config.to_dict())
     special = frozenset(tokenizer.all_special_ids)
-    return _Frame(before, after, ends | special.intersection(after[:1]), special)
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    return _Frame(before, after, ends | special.intersection(after[:1]), special, context)
 
 
 # --- Writing -----------------------------------------------------------------------------------------------
@@ -173,23 +177,27 @@ class _Chats:
         self._temperatures = temperatures
         self._wanted = wanted
         self.finished: list[Chat] = []
+        self.begun = 0
         self.prompts = 0  # how many were wanted
 
     def begin(self) -> _Row:
         opening = self._encode(self._openings.pick(self.draw))
         (temperature,) = self.draw.choices(list(self._temperatures), list(self._temperatures.values()))
+        self.begun += 1
         ids = [*self._frame.before, opening[0]]
-        return _Row(ids, opening[1:], temperature, len(ids) + MAX_TURN)
+        limit = min(len(ids) + MAX_TURN, self._frame.context - len(self._frame.after))
+        return _Row(ids, opening[1:], temperature, limit)
 
     def take(self, row: _Row, drawn: int) -> bool:
         """Adds a chat's next id, the drawn one unless one is forced; False when the chat is over."""
+        frame = self._frame
         if row.forced:
             row.ids.append(row.forced.pop(0))
-            return True
-        frame = self._frame
+            return bool(row.prompt_len) or len(row.ids) < row.turn_limit
         if row.prompt_len:
             row.ids.append(drawn)
-            if drawn in frame.ends or len(row.ids) - row.prompt_len == MAX_REPLY:
+            full = len(row.ids) - row.prompt_len == MAX_REPLY or len(row.ids) == frame.context
+            if drawn in frame.ends or full:
                 self.finished.append(Chat(np.asarray(row.ids), row.prompt_len, row.temperature))
                 return False
             return True
@@ -314,6 +322,11 @@ def _write(model, before: list[int], chats: _Chats, count: int, slots: int, size
         rows = [row for cohort in cohorts for row in cohort.rows]
         turns = sum(not row.prompt_len for row in rows)
         if chats.prompts + turns < count and len(rows) <= slots - size:
+            if chats.begun > TRIES * (count + size):
+                raise CorpusError(
+                    "This target does not end the questions it writes, so it cannot write chats: train on "
+                    "your own text."
+                )
             cohorts.append(_Cohort([chats.begin() for _ in range(size)], prefix))
             rows += cohorts[-1].rows
         if not rows:

@@ -61,8 +61,8 @@ def test_prompts_are_as_the_page_writes_them_and_of_one_side(tmp_path):
     encoder, model = tokenizer(), target()
     for kept_out in (False, True):
         folder = tmp_path / str(kept_out)
-        corpus = Corpus.load(*synthesize(model, encoder, 6, folder, kept_out=kept_out, **SMALL))
-        assert len(corpus) >= 6
+        corpus = Corpus.load(*synthesize(model, encoder, 3, folder, kept_out=kept_out, **SMALL))
+        assert len(corpus) >= 3
         for chat in corpus:
             assert held_out(chat.prompt) == kept_out
             text = encoder.decode(chat.prompt.tolist())
@@ -119,6 +119,24 @@ def test_a_target_without_a_template_is_refused(tmp_path):
     bare = type("Bare", (), {"chat_template": None})()
     with pytest.raises(CorpusError, match="no chat template"):
         synthesize(target(), bare, 1, tmp_path)
+
+
+def test_a_target_that_never_ends_a_question_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "TRIES", 2)
+    model = target()
+    with torch.no_grad():
+        model.lm_head.bias[: END + 1] = -100.0
+    with pytest.raises(CorpusError, match="does not end the questions"):
+        synthesize(model, tokenizer(), 1, tmp_path, **SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_chats_stay_within_the_context(tmp_path):
+    model = target()
+    model.config.max_position_embeddings = 36
+    corpus = Corpus.load(*synthesize(model, tokenizer(), 8, tmp_path, **SMALL))
+    lengths = {len(chat.ids) for chat in corpus}
+    assert max(lengths) == 36 and all(len(chat.reply) for chat in corpus)
 
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"count": 1, "slots": 4, "cohort": 5}])
