@@ -18,6 +18,7 @@ import torch
 CGROUP = Path("/sys/fs/cgroup")
 REPEATS = 5  # timings of the work with each number of threads; the least counts
 NEARLY = 1.03  # fewer threads that take this much longer leave a core to others for it
+BUSY = 25  # percent of the machine's time in use before anything is tried
 HOPELESS = 1.3  # with fewer threads than those that take this much longer nothing is tried
 
 
@@ -60,11 +61,11 @@ def use(threads: int) -> None:
 def choose(work: Callable[[], object]) -> int:
     """The number of threads with which ``work`` takes least time, which torch then uses.
 
-    Tried are all cores there are, half of them, and so on. What torch uses now stays where the user chose it
-    or where ``work`` fails.
+    Tried are all cores there are, half of them, and so on. What torch uses now stays where the user chose it,
+    where the machine is busy, which would speak for too few, and where ``work`` fails.
     """
     before = torch.get_num_threads()
-    if chosen_by_user():
+    if chosen_by_user() or _busy_percent() > BUSY:
         return before
     chosen = before
     try:
@@ -72,6 +73,12 @@ def choose(work: Callable[[], object]) -> int:
     finally:
         use(chosen)
     return chosen
+
+
+def _busy_percent() -> float:
+    import psutil
+
+    return psutil.cpu_percent(interval=0.1)
 
 
 def _fastest(work: Callable[[], object]) -> int:
