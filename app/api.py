@@ -26,7 +26,7 @@ from app.conversation import Conversation, Desk, Refused
 from app.events import SIGN_OF_LIFE_EVERY, TICK
 from core.chat import flatten_history
 from core.records import Settings
-from core.settings import SettingsError, parse_settings
+from core.settings import LOSSY, SettingsError, parse_settings
 from core.text import PromptError
 
 _DEFAULTS = Settings()
@@ -47,6 +47,9 @@ def add(desk: Desk) -> None:
         num_draft_tokens: int = _DEFAULTS.num_draft_tokens,
         auto_draft_tokens: bool = _DEFAULTS.auto_draft_tokens,
         verifier: str = _DEFAULTS.verifier,
+        acceptance_threshold: float | None = None,
+        drafter: str | None = None,
+        tree_width: int = _DEFAULTS.tree_width,
         max_new_tokens: int = _DEFAULTS.max_new_tokens,
         stop: list[str] | None = None,
         seed: int | None = None,
@@ -61,11 +64,13 @@ def add(desk: Desk) -> None:
             num_draft_tokens=num_draft_tokens,
             auto_draft_tokens=auto_draft_tokens,
             verifier=verifier,
+            acceptance_threshold=acceptance_threshold,
+            tree_width=tree_width,
             max_new_tokens=max_new_tokens,
             stop=stop,
             seed=seed,
         )
-        yield from reply(desk, message, history, system, values, record)
+        yield from reply(desk, message, history, system, values, record, drafter)
 
     def pair() -> dict:
         return describe(desk)
@@ -79,7 +84,10 @@ def add(desk: Desk) -> None:
             " [{'role': 'user' or 'assistant', 'content': text}, ...] or pairs [question, answer]."
             " num_draft_tokens: K, 0 for the target alone. auto_draft_tokens: K is chosen before each round,"
             " at most num_draft_tokens, where it was measured what passes cost. verifier: 'token' or 'block',"
-            " how drafts are judged; both are exact. stop: strings that end the reply."
+            f" how drafts are judged, both exact; {', '.join(map(repr, LOSSY))} are for teaching, not exact,"
+            " with acceptance_threshold, blank for each rule's usual one. drafter: how drafts are made, of"
+            " those that /pair lists; none is the pair's own. tree_width: candidates a position, for drafters"
+            " that make trees. stop: strings that end the reply."
             " seed: the same seed and settings give the same reply; none draws one."
             " record: enter question and reply into the record of this app."
         ),
@@ -94,12 +102,18 @@ def add(desk: Desk) -> None:
 
 
 def reply(
-    desk: Desk, message: object, history: object, system: str, values: dict[str, Any], record: bool
+    desk: Desk,
+    message: object,
+    history: object,
+    system: str,
+    values: dict[str, Any],
+    record: bool,
+    drafter: str | None = None,
 ) -> Iterator[str]:
     """The text of a reply as it grows; ``values`` are those of ``core.settings.parse_settings``.
 
-    Raises ``gradio.Error`` if it cannot be begun, or when it ends with an error; what was written by then was
-    yielded. Closing the iterator stops the reply.
+    ``drafter`` is one of the pair's, None its own. Raises ``gradio.Error`` if it cannot be begun, or when it
+    ends with an error; what was written by then was yielded. Closing the iterator stops the reply.
     """
     try:
         settings = parse_settings(**values)
@@ -110,7 +124,8 @@ def reply(
         conversation = ToldConversation(system or "", earlier)
         conversation.claim()
         try:
-            answer = desk.ask(conversation, said[0]["content"], settings, "auto", bool(record))
+            question = said[0]["content"]
+            answer = desk.ask(conversation, question, settings, "auto", bool(record), drafter or None)
             yield from _growing(answer)
         finally:
             conversation.release()
@@ -132,11 +147,13 @@ def _growing(answer: Any) -> Iterator[str]:
 
 
 def describe(desk: Desk) -> dict[str, Any]:
-    """What runs: ``loaded``, a ``sentence`` on how loading stands and, once loaded, all of ``PairInfo``."""
+    """What runs: ``loaded``, a ``sentence`` on how loading stands and, once loaded, all of ``PairInfo`` and
+    the ``drafters`` that ``/chat`` takes."""
     state = desk.loading
     told: dict[str, Any] = {"loaded": state.engine is not None, "sentence": state.sentence}
     if state.engine is not None:
         told |= dataclasses.asdict(state.engine.pair.info)
+        told["drafters"] = list(state.engine.pair.drafters)
     return told
 
 

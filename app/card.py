@@ -21,6 +21,7 @@ _REASONS = {
     "context": "the target's context is nearly full",
     "draft_context": "past the draft's context",
     "draft_failed": "the draft gave no usable distribution",
+    "no_match": "the drafter had less to propose",
     "auto": "chosen automatically",
 }
 
@@ -104,7 +105,32 @@ def _best(token: Token, texts: Mapping[int, str]) -> str | None:
     return quote(texts[best]) if texts.get(best) else f"id {best}"
 
 
+def _by_lossy_rule(token: Token) -> str:
+    """Of a token that a rule without a draw kept or refused: what it had, and what the rule does here."""
+    kept = "kept" if token.fate is Fate.ACCEPTED else "struck out"
+    return (
+        f"The draft gave {name(token)} {number(token.q, 2)}, the target {number(token.p, 2)}, and the rule, "
+        f"which is not exact, had it {kept}. At this position what the rule writes differs from what the "
+        f"target would by {number(token.drift, 2)} in total variation."
+    )
+
+
+def _tried_before(token: Token, round: Round) -> str:
+    """In a tree: what was tried at this place before ``token`` and refused, as a sentence; "" if nothing."""
+    elder = [
+        t
+        for t in round.tokens
+        if t.fate is Fate.REJECTED and t.parent == token.parent and t.index < token.index
+    ]
+    if not elder or token.fate is Fate.RESAMPLED:
+        return ""
+    refused = " and ".join(f"{name(t)} ({_figures(t)})" for t in elder if _test(t))
+    return f" Tried before it and refused: {refused}; p is what they left." if refused else ""
+
+
 def _accepted(token: Token, greedy: bool) -> str:
+    if token.drift is not None:
+        return _by_lossy_rule(token)
     if greedy:
         return f"The target's most likely token is {name(token)}; the draft proposed it, so it was kept."
     if token.p is None or token.q is None:
@@ -131,6 +157,8 @@ def _accepted_in_block(token: Token) -> str:
 
 
 def _rejected(token: Token, round: Round, greedy: bool, texts: Mapping[int, str]) -> str:
+    if token.drift is not None:
+        return _by_lossy_rule(token)
     if greedy:
         best = _best(token, texts) or next(
             (name(t) for t in round.tokens if t.fate is Fate.RESAMPLED and t.position == token.position), None
@@ -162,6 +190,8 @@ def _resampled(token: Token, round: Round, greedy: bool) -> str:
     if greedy:
         other = f"; the draft proposed {name(struck[-1])} instead" if struck else ""
         return f"The target's most likely token is {name(token)}{other}. It took the draft's place."
+    if any(t.drift is not None for t in struck):
+        return f"The rule, which is not exact, struck {name(struck[0])} out, and this token was drawn from p."
     source = "this token was drawn from what the target wanted and the draft did not (the residual)"
     if len(struck) > 1:
         return f"All {len(struck)} drafts for this place were rejected, and {source}."
@@ -199,10 +229,12 @@ def _plain(token: Token, round: Round, greedy: bool) -> str:
         "context": "No room for a draft was left in the target's context",
         "draft_context": "The text is longer than the draft can read",
         "draft_failed": "The draft gave no usable distribution",
+        "no_match": "The drafter had nothing to propose",
         "auto": "The automatic draft length was 0",
     }
     why = reasons.get(round.num_draft_tokens_reason)
-    if why is None or (round.num_draft_tokens > 0 and round.num_draft_tokens_reason != "draft_failed"):
+    short = round.num_draft_tokens_reason in ("draft_failed", "no_match")
+    if why is None or (round.num_draft_tokens > 0 and not short):
         why = "Nothing was drafted in this round"
     if greedy:
         return f"{why}: the target wrote its most likely token alone."
@@ -217,6 +249,9 @@ def _discarded(token: Token, round: Round, greedy: bool) -> str:
             f"Judged with its block: neither {name(struck)}, earlier in this round, nor any draft behind it "
             "passed, so they fell together."
         )
+    beside = _kept_beside(token, round)
+    if beside is not None:
+        return f"Never tested: its sibling {name(beside)} was accepted first, and this branch was not needed."
     if struck is not None:
         return (
             f"Never tested: {name(struck)}, earlier in this round, was rejected, "
@@ -228,6 +263,18 @@ def _discarded(token: Token, round: Round, greedy: bool) -> str:
     return "Never tested: the round ended before it."
 
 
+def _kept_beside(token: Token, round: Round) -> Token | None:
+    """In a tree: the accepted sibling of ``token`` or of a draft that it follows."""
+    by_index = {t.index: t for t in round.tokens if t.drafted}
+    at: Token | None = token
+    while at is not None:
+        for other in by_index.values():
+            if other.fate is Fate.ACCEPTED and other.parent == at.parent and other.index != at.index:
+                return other
+        at = by_index.get(at.parent) if at.parent is not None else None
+    return None
+
+
 def explain(token: Token, round: Round, temperature: float, texts: Mapping[int, str]) -> str:
     """Why ``token`` of ``round`` stands there (or does not), in one sentence.
 
@@ -236,9 +283,9 @@ def explain(token: Token, round: Round, temperature: float, texts: Mapping[int, 
     """
     greedy = temperature == 0
     if token.fate is Fate.ACCEPTED:
-        return _accepted(token, greedy)
+        return _accepted(token, greedy) + _tried_before(token, round)
     if token.fate is Fate.REJECTED:
-        return _rejected(token, round, greedy, texts)
+        return _rejected(token, round, greedy, texts) + _tried_before(token, round)
     if token.fate is Fate.RESAMPLED:
         return _resampled(token, round, greedy)
     if token.fate is Fate.BONUS:
@@ -246,6 +293,25 @@ def explain(token: Token, round: Round, temperature: float, texts: Mapping[int, 
     if token.fate is Fate.PLAIN:
         return _plain(token, round, greedy)
     return _discarded(token, round, greedy)
+
+
+def siblings(token: Token, round: Round) -> list[list[str]]:
+    """The other candidates a tree had for the place of ``token``, in the order tried; none in a chain."""
+    return (
+        [
+            [name(other), other.fate.value, number(other.p, 2), number(other.q, 2)]
+            for other in round.tokens
+            if other.drafted and other.parent == token.parent and other.index != token.index
+            if token.drafted or other.position == token.position
+        ]
+        if _is_tree(round)
+        else []
+    )
+
+
+def _is_tree(round: Round) -> bool:
+    parents = [token.parent for token in round.tokens if token.drafted]
+    return len(set(parents)) < len(parents)
 
 
 def locate(rounds: Sequence[Round], i: int) -> tuple[Round, int]:
@@ -267,7 +333,8 @@ def token_details(
     """All that the card of one token shows, as plain data for the page.
 
     ``token_index`` is the token's place in ``round.tokens``; ``decode`` gives one text for each id of a list.
-    Keys: ``fate``, ``sentence``, ``round``, ``figures`` (a list of [name, value, meaning], values already
+    Keys: ``fate``, ``sentence``, ``round``, ``siblings`` (what else a tree proposed at this place: lists of
+    [text, fate, written p, written q]), ``figures`` (a list of [name, value, meaning], values already
     written for people), ``titles`` (of the two lists that follow), ``top_p`` and ``top_q`` (lists of [text,
     probability, written probability, is this token]; an id without text is told as "id 7").
     """
@@ -290,6 +357,9 @@ def token_details(
         figures[2] = ["p / q", number(ratio), "multiplied along the block, never above 1: what h is made of"]
         figures[3] = ["u", number(token.u), "the uniform draw of block verification: passes if u < h"]
         figures.insert(4, ["h", number(token.h), "how likely the block is kept at least up to here"])
+    if token.drift is not None:
+        figures[2] = ["p / q", number(ratio), "what the exact rule would keep it with, at most 1"]
+        figures[3] = ["drift", number(token.drift), "how far the rule moves this position's token from p"]
     if temperature == 0:
         meaning = "the target's probability at temperature 1, with no filter"
         figures.insert(1, ["p_raw", number(token.p_raw), meaning])
@@ -300,7 +370,10 @@ def token_details(
     return {
         "fate": token.fate.value,
         "sentence": explain(token, round, temperature, texts),
-        "round": f"round {round.index + 1}, K = {round.num_draft_tokens} ({reason}), token id {token.id}",
+        "round": f"round {round.index + 1}, K = {round.num_draft_tokens} ({reason})"
+        + (f", drafts by {round.drafter}" if round.drafter else "")
+        + f", token id {token.id}",
+        "siblings": siblings(token, round),
         "figures": figures,
         "titles": ["target, p", "draft, q"]
         if temperature

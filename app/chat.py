@@ -316,7 +316,7 @@ class Chat:
         def begin() -> Answer:
             choices = settings_panel.read_settings(*panel)
             self.desk.set_system(conversation, system)
-            return self.desk.ask(conversation, message, choices.settings, choices.domain, choices.record)
+            return self.desk.ask(conversation, message, *choices.of_reply)
 
         yield from self._write(conversation, browser, begin, {self.message: ""})
 
@@ -327,7 +327,7 @@ class Chat:
         def begin() -> Answer:
             choices = settings_panel.read_settings(*panel)
             self.desk.set_system(conversation, system)
-            return self.desk.again(conversation, choices.settings, choices.domain, choices.record)
+            return self.desk.again(conversation, *choices.of_reply)
 
         yield from self._write(conversation, browser, begin, {})
 

@@ -27,6 +27,7 @@ from app.loading import Loader, LoadingState
 from app.token_view import encode_user
 from core.chat import Prompt, as_message, fit_chat, prompt_limit
 from core.metrics import Figures, measured_speedup
+from core.models.errors import LoadError
 from core.records import PairInfo, Settings
 from core.store import Store, StoredConversation
 from core.text import clean_text
@@ -39,6 +40,7 @@ CONVERSATIONS_KEPT = 64  # in memory, and any that is being written; older ones 
 SECONDS_TO_STOP = 15.0
 NOT_LOADED = "The models are not loaded yet."
 NOT_SAID = "The models could not be loaded: whoever runs this page finds the reason in its log."
+NOT_DRAFTING = "This way to draft cannot be used: whoever runs this page finds the reason in its log."
 NOT_RECORDED = "The record could not be changed: whoever runs this page finds the reason in its log."
 RESTART = "Restart the Space to try again."
 
@@ -282,26 +284,40 @@ class Desk:
         return token_details(round, index, answer.settings.temperature, texts)
 
     def ask(
-        self, conversation: Conversation, question: str, settings: Settings, domain: str, record: bool
+        self,
+        conversation: Conversation,
+        question: str,
+        settings: Settings,
+        domain: str,
+        record: bool,
+        drafter: str | None = None,
     ) -> Answer:
         """Begin to answer a new question. The caller has claimed the conversation.
 
-        Raises Refused or PromptError, with nothing changed, if it cannot be begun.
+        ``drafter`` is one of the loaded pair's, None its own. Raises Refused or PromptError, with nothing
+        changed, if it cannot be begun.
         """
-        engine = self._engine()
+        engine, pair = self._engine(drafter)
         messages = [*conversation.messages(), {"role": "user", "content": question}]
-        prompt = _fit(engine.pair, messages, settings)
+        prompt = _fit(pair, messages, settings)
         conversation.turns.append(Turn(question))
-        return self._begin(conversation, FIRST, settings, domain, record, engine, prompt)
+        return self._begin(conversation, FIRST, settings, domain, record, engine, pair, prompt)
 
-    def again(self, conversation: Conversation, settings: Settings, domain: str, record: bool) -> Answer:
-        """Begin another answer to the last question. Raises as ``ask`` does."""
+    def again(
+        self,
+        conversation: Conversation,
+        settings: Settings,
+        domain: str,
+        record: bool,
+        drafter: str | None = None,
+    ) -> Answer:
+        """Begin another answer to the last question. As ``ask``."""
         if conversation.last is None:
             raise Refused("There is no reply to write again yet.")
-        engine = self._engine()
-        prompt = _fit(engine.pair, conversation.messages(until=conversation.last), settings)
+        engine, pair = self._engine(drafter)
+        prompt = _fit(pair, conversation.messages(until=conversation.last), settings)
         kind = REGENERATED if conversation.last.answers else FIRST
-        return self._begin(conversation, kind, settings, domain, record, engine, prompt)
+        return self._begin(conversation, kind, settings, domain, record, engine, pair, prompt)
 
     def again_plainly(self, conversation: Conversation, record: bool) -> Answer:
         """Begin the last reply once more with the target alone: same prompt, seed and settings, K = 0.
@@ -313,8 +329,8 @@ class Desk:
             raise Refused("There is no reply to repeat yet.")
         if not first.drafted:
             raise Refused("This reply was written plainly already: there is nothing to compare it with.")
-        engine = self._engine()
-        if not _same_target(engine.pair.info, first.info):
+        engine, pair = self._engine()
+        if not _same_target(pair.info, first.info):
             raise Refused(
                 f"This reply was written with {first.info.target} as it ran then: "
                 "load that pair again to compare, or regenerate the reply."
@@ -322,8 +338,8 @@ class Desk:
         settings = dataclasses.replace(first.settings, num_draft_tokens=0, auto_draft_tokens=False)
         prompt = first.prompt
         if prompt is None:
-            prompt = _fit(engine.pair, conversation.messages(until=conversation.last), settings)
-        return self._begin(conversation, PLAIN, settings, first.domain, record, engine, prompt)
+            prompt = _fit(pair, conversation.messages(until=conversation.last), settings)
+        return self._begin(conversation, PLAIN, settings, first.domain, record, engine, pair, prompt)
 
     def set_system(self, conversation: Conversation, system: str) -> None:
         """Change what the model is told before the conversation, from the next reply on."""
@@ -367,12 +383,17 @@ class Desk:
             opening=answer.opening,
         )
 
-    def _engine(self) -> Any:
-        """What writes the next reply; it writes that one to its end, whatever is loaded meanwhile."""
-        state = self.loader.state
-        if state.engine is None:
-            raise Refused(NOT_LOADED if state.loading else self.loading.sentence)
-        return state.engine
+    def _engine(self, drafter: str | None = None) -> tuple[Any, Any]:
+        """What writes the next reply, and its pair with that drafter. It writes that reply to its end,
+        whatever is loaded meanwhile."""
+        engine = self.loader.state.engine
+        if engine is None:
+            raise Refused(NOT_LOADED if self.loader.state.loading else self.loading.sentence)
+        try:
+            return engine, engine.pair.drafting(drafter)
+        except LoadError as error:
+            log.warning("A drafter could not be made: %s", error)
+            raise Refused(str(error) if self.personal else NOT_DRAFTING) from None
 
     def _begin(
         self,
@@ -382,12 +403,12 @@ class Desk:
         domain: str,
         record: bool,
         engine: Any,
+        pair: Any,
         prompt: Prompt,
     ) -> Answer:
         turn = conversation.last
         stops = tuple(dict.fromkeys((*settings.stop, *prompt.stop)))
         settings = dataclasses.replace(settings, stop=stops)
-        pair = engine.pair
         key = uuid.uuid4().hex
         answer = Answer(key, kind, settings, domain, pair.info, prompt, pair.tokenizer, pair.costs)
         if record:
@@ -400,11 +421,28 @@ class Desk:
         threading.Thread(target=run, args=work, name="reply", daemon=True).start()
         return answer
 
+    def _measure(self, engine: Any, answer: Answer) -> None:
+        """What passes cost with a drafter that was not used yet, where K is to be chosen by it and the engine
+        is free; else K stays as set for this reply, which its rounds say."""
+        pair = engine.pair.drafting(answer.info.drafter)
+        if not answer.settings.auto_draft_tokens or pair.costs is not None or zero_gpu.active():
+            return
+        from core.calibration import costs_if_any  # imports torch
+
+        with engine.idle() as free:
+            if free:
+                pair.costs = answer.costs = costs_if_any(pair)
+
     def _write(self, engine: Any, answer: Answer, record: bool) -> None:
         try:
+            self._measure(engine, answer)
             answer.had_to_wait = engine.busy
             answer.generation = engine.generate(
-                answer.prompt.ids, answer.settings, cancel=answer.cancel, domain=answer.domain
+                answer.prompt.ids,
+                answer.settings,
+                cancel=answer.cancel,
+                domain=answer.domain,
+                drafter=answer.info.drafter,
             )
             with contextlib.closing(answer.generation):  # whatever happens here, the engine is free again
                 for round in answer.generation:

@@ -15,6 +15,7 @@ from app.answer import Answer
 from app.card import UNDEFINED
 from app.conversation import Turn
 from app.display import as_html
+from core.drafters.names import TREE_DRAFTERS
 
 # The first ones stand two in a row; those in WIDE have a row of their own.
 FIGURES = (
@@ -30,6 +31,12 @@ FIGURES = (
         "alpha",
         "α",
         "Mean overlap Σ min(p, q) over tested positions: the acceptance to expect, with less noise.",
+    ),
+    (
+        "drift",
+        "Drift",
+        "Of a rule that is not exact: mean total variation between what it writes at a tested position and "
+        "what the target would. 0 is exact, 1 has nothing in common.",
     ),
     ("rounds", "Rounds", "One draft phase, one target pass, one commit each."),
     ("emitted", "Tokens", "Emitted tokens: accepted, resampled, bonus and plain."),
@@ -127,6 +134,7 @@ def figures_value(answer: Answer | None) -> str:
         "speed": decimal(figures.tokens_per_second, 1),
         "rate": percent(figures.draft_acceptance_rate),
         "alpha": decimal(figures.alpha, 3),
+        "drift": "0, exact" if answer.settings.exact else decimal(figures.drift, 3),
         "per_pass": decimal(figures.tokens_per_pass, 2),
         "rounds": str(figures.rounds),
         "emitted": str(figures.emitted),
@@ -149,7 +157,13 @@ def _drafting(answer: Answer) -> str:
     if answer.chooses_k:
         mean = decimal(answer.figures().mean_draft_tokens, 1)
         k = "K auto" if mean is None else f"K auto, mean {mean}"
-    return f"{k}, by {answer.settings.verifier}"
+    settings, who = answer.settings, answer.info.drafter
+    rule = f"by {settings.verifier}"
+    if not settings.exact:
+        threshold = "" if settings.acceptance_threshold is None else f" {settings.acceptance_threshold:g}"
+        rule = f"{settings.verifier}{threshold}: NOT EXACT"
+    width = f", tree of {settings.tree_width}" if settings.tree_width > 1 and who in TREE_DRAFTERS else ""
+    return f"{who}, {k}{width}, {rule}"
 
 
 def _prefill(answer: Answer) -> str | None:

@@ -17,8 +17,16 @@ from app.display import as_html
 from app.events import AT_ONCE
 from app.loading import Loader, LoadingState
 from core.auto_k import MOST
+from core.drafters.names import DRAFTERS, TREE_DRAFTERS
 from core.records import DOMAINS, Settings
-from core.settings import MAX_DRAFT_TOKENS, MAX_NEW_TOKENS, SUGGESTIBLE, parse_settings
+from core.settings import (
+    LOSSY,
+    MAX_DRAFT_TOKENS,
+    MAX_NEW_TOKENS,
+    MAX_TREE_WIDTH,
+    SUGGESTIBLE,
+    parse_settings,
+)
 
 DEFAULTS = Settings()
 AUTO_INFO = "Before each round, at most K, from measured costs and this reply's acceptance."
@@ -27,6 +35,19 @@ NOT_LENT = "Not on ZeroGPU, where the GPU is lent to replies alone and passes ar
 NOT_MEASURED = "What this pair's passes cost is not known: measure it under Models."
 K_LABEL, K_INFO = "Draft tokens (K)", "How many tokens the draft proposes in a round."
 MOST_LABEL, MOST_INFO = "Most draft tokens (K)", "The most that the draft proposes in a round."
+OWN = "The pair's own"
+DRAFTER_INFO = "How drafts are made. One that was not used yet takes a moment to make."
+LOSSY_INFO = (
+    "They keep drafts that the exact rule would not, so the text is no longer the target's own. "
+    "How far it drifts is measured as it is written."
+)
+LOSSY_NAMES = {
+    "greedy": "Greedy match: only the target's likeliest token",
+    "threshold": "Threshold: p(x) above a bar",
+    "draft-ratio": "Draft ratio: q(x) at least a share of p(x)",
+    "target-ratio": "Target ratio: p(x) at least a share of q(x)",
+    "typical": "Typical acceptance (Medusa)",
+}
 DOMAIN_NAMES = {"auto": "Detect", "maths": "Maths", "structured": "Structured data"}
 
 # What a model may suggest, as a sentence names it.
@@ -37,11 +58,18 @@ SUGGESTED = dict(
 
 @dataclass(frozen=True)
 class Choices:
-    """What the panel says: checked settings, the domain choice, and whether to record."""
+    """What the panel says: checked settings, the domain choice, whether to record, and the drafter's name,
+    None for the pair's own."""
 
     settings: Settings
     domain: str
     record: bool
+    drafter: str | None
+
+    @property
+    def of_reply(self) -> tuple[Settings, str, bool, str | None]:
+        """As ``app.conversation.Desk.ask`` takes them."""
+        return self.settings, self.domain, self.record, self.drafter
 
 
 class SettingsPanel:
@@ -69,9 +97,11 @@ class SettingsPanel:
         self.record = gr.Checkbox(
             True, label="Record", info="Keep replies, rounds and tokens in the database.", elem_id="record"
         )
-        self.inputs += [self.domain, self.record]
+        self.inputs += [self.domain, self.record, *self._not_exact()]
         # Not input: where a pair cannot choose K, the box is emptied, and K is what it was.
         self.auto.change(switch_auto, [self.auto, self.k, self._fixed], [self.k, self._fixed], **AT_ONCE)
+        self.drafter.change(tree_update, self.drafter, self.tree_width, **AT_ONCE)
+        self.lossy.change(threshold_update, self.lossy, self.threshold, **AT_ONCE)
         self.use_suggested.click(self._suggested, None, [*self._suggestible.values()], **AT_ONCE)
 
     def _drafting(self) -> list[gr.components.Component]:
@@ -80,6 +110,19 @@ class SettingsPanel:
             label="Speculative decoding",
             info="Off: the target writes alone, one token a pass.",
             elem_id="speculate",
+        )
+        self.drafter = gr.Dropdown(
+            [(OWN, "")], value="", label="Drafter", info=DRAFTER_INFO, elem_id="drafter", filterable=False
+        )
+        self.tree_width = gr.Slider(
+            1,
+            MAX_TREE_WIDTH,
+            DEFAULTS.tree_width,
+            step=1,
+            label="Tree width",
+            info="Candidates at each position; 1 is a chain.",
+            visible=False,
+            elem_id="tree-width",
         )
         self.k = gr.Slider(
             0,
@@ -108,7 +151,28 @@ class SettingsPanel:
             info="Both are exact; block keeps no fewer.",
             elem_id="verifier",
         )
-        return [speculate, self.k, self.auto, verifier]
+        return [speculate, self.drafter, self.tree_width, self.k, self.auto, verifier]
+
+    def _not_exact(self) -> list[gr.components.Component]:
+        """The lossy rules, apart from what is exact."""
+        with gr.Accordion("For teaching: rules that are not exact", open=False, elem_id="not-exact"):
+            gr.HTML(f"<p>{LOSSY_INFO}</p>", apply_default_css=False)
+            self.lossy = gr.Dropdown(
+                [("None: exact, as set above", ""), *((LOSSY_NAMES[rule], rule) for rule in LOSSY)],
+                value="",
+                label="Acceptance rule",
+                info="Judges without a draw; in place of a refused draft the token is drawn from p.",
+                elem_id="lossy-rule",
+                filterable=False,
+            )
+            self.threshold = gr.Textbox(
+                "",
+                label="Threshold",
+                info="The number that the rule takes.",
+                visible=False,
+                elem_id="acceptance-threshold",
+            )
+        return [self.lossy, self.threshold]
 
     def _sampling(self) -> list[gr.components.Component]:
         fields = {
@@ -156,7 +220,7 @@ class SettingsPanel:
     @property
     def watching(self) -> list[gr.components.Component]:
         """What ``show_loading`` changes."""
-        return [self.suggestion, self.suggested, self.auto]
+        return [self.suggestion, self.suggested, self.auto, self.drafter, self.tree_width]
 
     def show_loading(self, state: LoadingState) -> dict:
         """The panel's part of a new state of the loader."""
@@ -165,6 +229,8 @@ class SettingsPanel:
             self.suggestion: gr.update(visible=bool(said)),
             self.suggested: said,
             self.auto: auto_update(state),
+            self.drafter: drafter_update(state),
+            self.tree_width: gr.update(visible=False, value=DEFAULTS.tree_width),
         }
 
     def _suggested(self) -> dict:
@@ -199,6 +265,35 @@ def auto_update(state: LoadingState) -> dict:
     return gr.update(interactive=False, value=False, info=why)
 
 
+def drafter_update(state: LoadingState) -> dict:
+    """The drafters of the pair that answers, its own chosen."""
+    if state.engine is None:
+        return gr.update(choices=[(OWN, "")], value="")
+    own, *_ = names = [state.engine.pair.info.drafter, *state.engine.pair.drafters]
+    return gr.update(choices=[(_name(name, own), name) for name in dict.fromkeys(names)], value=own)
+
+
+def _name(drafter: str, own: str) -> str:
+    """A drafter in the list."""
+    said = DRAFTERS[drafter]
+    return said[0].upper() + said[1:] + (" (this pair's own)" if drafter == own else "")
+
+
+def tree_update(drafter: str) -> dict:
+    """The width of trees, where the drafter makes any."""
+    if drafter in TREE_DRAFTERS:
+        return gr.update(visible=True)
+    return gr.update(visible=False, value=DEFAULTS.tree_width)
+
+
+def threshold_update(rule: str) -> dict:
+    """The number that a lossy rule takes, begun at its usual one."""
+    if LOSSY.get(rule) is None:
+        return gr.update(visible=False, value="")
+    usual, low, high = LOSSY[rule]
+    return gr.update(visible=True, value=f"{usual:g}", info=f"From {low:g} to {high:g}; usually {usual:g}.")
+
+
 def switch_auto(auto: bool, k: int, fixed: int) -> tuple[dict, int]:
     """The slider and the K to come back to: the slider sets the most that may be chosen while ``auto``."""
     if auto:
@@ -214,6 +309,8 @@ def suggestion(suggested: Mapping[str, float]) -> str:
 
 def read_settings(
     speculate: bool,
+    drafter: str,
+    tree_width: object,
     num_draft_tokens: object,
     auto_draft_tokens: bool,
     verifier: str,
@@ -227,6 +324,8 @@ def read_settings(
     stop: str,
     domain: str,
     record: bool,
+    lossy: str,
+    acceptance_threshold: object,
 ) -> Choices:
     """Checked choices from the panel's values. Raises core.settings.SettingsError with one sentence."""
     settings = parse_settings(
@@ -240,6 +339,8 @@ def read_settings(
         max_new_tokens=max_new_tokens,
         stop=stop,
         seed=seed,
-        verifier=verifier,
+        verifier=lossy or verifier,
+        acceptance_threshold=acceptance_threshold,
+        tree_width=tree_width,
     )
-    return Choices(settings, domain, record)
+    return Choices(settings, domain, record, drafter or None)

@@ -61,7 +61,9 @@ def _spaces() -> ModuleType | None:
     return spaces
 
 
-def gpu_seconds(prompt_ids: Sequence[int], settings: Settings, domain: str) -> int:
+def gpu_seconds(
+    prompt_ids: Sequence[int], settings: Settings, domain: str, drafter: str | None = None
+) -> int:
     """The time to declare for a reply: 5 + prompt / 1000 + new tokens / 25 seconds, at most 120.
 
     The arguments are those of ``gpu_reply``, as ``spaces.GPU(duration=...)`` wants it.
@@ -77,13 +79,15 @@ def gpu_seconds(prompt_ids: Sequence[int], settings: Settings, domain: str) -> i
 _inner: Any = None  # the engine; the GPU process gets it as it was when the process was forked
 
 
-def gpu_reply(prompt_ids: list[int], settings: Settings, domain: str) -> Iterator[Item]:
+def gpu_reply(
+    prompt_ids: list[int], settings: Settings, domain: str, drafter: str | None = None
+) -> Iterator[Item]:
     """A reply, written in the GPU process. The last item holds the ``Reply``, maybe with no round."""
     if multiprocessing.parent_process() is not None:
         import torch
 
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork, and waiting for them never ends
-    generation = _inner.generate(prompt_ids, settings, domain=domain)
+    generation = _inner.generate(prompt_ids, settings, domain=domain, drafter=drafter)
     with contextlib.closing(generation):
         for round_ in generation:
             yield generation.prefill_seconds, generation.reused_tokens, round_, generation.reply
@@ -139,14 +143,16 @@ class ZeroGpuEngine:
         *,
         cancel: threading.Event | None = None,
         domain: str = "auto",
+        drafter: str | None = None,
     ) -> ZeroGpuGeneration:
         """A reply as an iterator of rounds; no GPU is asked for before the first ``next``.
 
         ``cancel`` is looked at between rounds. Raises PromptError as ``Engine.generate`` does.
         """
-        self._inner.generate(prompt_ids, settings, domain=domain)  # refuses; runs nothing
-        items = self._reply_on_gpu(list(prompt_ids), settings, domain)
-        return ZeroGpuGeneration(self.pair, items, len(prompt_ids), settings, cancel or threading.Event())
+        self._inner.generate(prompt_ids, settings, domain=domain, drafter=drafter)  # refuses; runs nothing
+        items = self._reply_on_gpu(list(prompt_ids), settings, domain, drafter)
+        pair, cancel = self.pair.drafting(drafter), cancel or threading.Event()
+        return ZeroGpuGeneration(pair, items, len(prompt_ids), settings, cancel)
 
 
 class ZeroGpuGeneration(Underway):

@@ -332,6 +332,15 @@ function topList(className, title, entries) {
   return column;
 }
 
+// What else a tree proposed for a token's place.
+function siblings(others) {
+  const list = make('ul', 'rl-siblings');
+  for (const [name, fate, p, q] of others) list.append(make('li', '', `${name} ${fate}, p ${p}, q ${q}`));
+  const column = make('div', 'rl-others');
+  column.append(make('h4', '', 'Other candidates here'), list);
+  return column;
+}
+
 function showCard(token, details) {
   const head = make('div', 'rl-head'), closer = make('button', 'rl-close', '×');
   closer.type = 'button';
@@ -351,6 +360,7 @@ function showCard(token, details) {
     const tops = make('div', 'rl-tops');
     tops.append(topList('rl-target', details.titles[0], details.top_p), topList('rl-draft', details.titles[1], details.top_q));
     parts.push(make('p', 'rl-why', details.sentence), make('p', 'rl-round', details.round), figures, tops);
+    if (details.siblings?.length) parts.push(siblings(details.siblings));
   } else {
     parts.push(make('p', 'rl-why', 'The figures of this token are not at hand.'));
   }

@@ -1,7 +1,8 @@
 """The terminal twin: one reply of a pair, streamed, by the same engine call the page makes.
 
     python -m core.generate --prompt TEXT [--system TEXT] [--messages FILE] [--k 3 | --k auto]
-        [--verifier token] [--temperature 0.7] [--top-k N] [--top-p X] [--min-p X]
+        [--drafter NAME] [--tree-width N] [--verifier token] [--threshold X]
+        [--temperature 0.7] [--top-k N] [--top-p X] [--min-p X]
         [--repetition-penalty X] [--seed 1] [--max-new-tokens 128]
         [--stop TEXT]... [--domain auto] [--show-discarded] [--json]
         [--pair NAME | --target MODEL [--draft MODEL]] [--quantize FORM] [--draft-quantize FORM]
@@ -11,7 +12,8 @@ The last two lines choose the pair as ``app.py`` does (``core.models.spec``); wi
 variables that stand for them, it is the embedded one. What is missing of a pair is downloaded without asking.
 
 ``--k auto`` chooses K before each round, by what passes cost on this machine (``core.calibration``, measured
-once) and by the reply's own acceptance. ``--verifier block`` judges a round's drafts together.
+once) and by the reply's own acceptance. ``--verifier block`` judges a round's drafts together. ``--drafter``
+chooses another way to draft than the pair's own (``core.drafters.names``).
 
 On a terminal every token shows its fate (``core.terminal``; ``NO_COLOR`` is respected); a file or a pipe
 gets the reply's text. ``--json`` prints one JSON object a line: each round (``"type": "round"``), then the
@@ -43,12 +45,13 @@ from typing import TYPE_CHECKING, TextIO
 from core.auto_k import MOST
 from core.chat import fit_chat, prompt_limit
 from core.domains import CHOICES
+from core.drafters.names import DRAFTERS, TREE_DRAFTERS
 from core.metrics import Figures, summarize
 from core.models import Progress
 from core.models.errors import LoadError
 from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
-from core.records import Fate, PairInfo, Reply, Round, Settings, Token
-from core.settings import VERIFIERS, SettingsError, parse_settings
+from core.records import EXACT_VERIFIERS, Fate, PairInfo, Reply, Round, Settings, Token
+from core.settings import LOSSY, SettingsError, parse_settings
 from core.terminal import PlainWriter, RedlineWriter, legend, printable, progress_printer
 from core.text import PromptError, clean_text
 
@@ -76,6 +79,7 @@ class Request:
     domain: str
     json: bool
     show_discarded: bool
+    drafter: str | None = None  # None is the pair's own
 
 
 # --- Input -------------------------------------------------------------------------------------------------
@@ -102,9 +106,13 @@ def parse_request(arguments: Sequence[str] | None = None) -> Request:
         stop=[clean_text(stop) for stop in given.stop],
         seed=given.seed,
         verifier=given.verifier,
+        acceptance_threshold=given.threshold,
+        tree_width=given.tree_width,
     )
     pair = pair_spec(given, os.environ) or embedded_spec()
-    return Request(_messages(given), settings, pair, given.domain, given.json, given.show_discarded)
+    return Request(
+        _messages(given), settings, pair, given.domain, given.json, given.show_discarded, given.drafter
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -131,7 +139,20 @@ def _parser() -> argparse.ArgumentParser:
         "--verifier",
         default=usual.verifier,
         metavar="NAME",
-        help=f"how drafts are judged: {' or '.join(VERIFIERS)}, both exact (%(default)s)",
+        help=f"how drafts are judged: {' or '.join(EXACT_VERIFIERS)}, both exact (%(default)s); for teaching"
+        f" and not exact: {', '.join(LOSSY)}",
+    )
+    parser.add_argument("--threshold", metavar="X", help="of a rule that is not exact (its usual one)")
+    parser.add_argument(
+        "--drafter",
+        metavar="NAME",
+        help=f"how drafts are made, where the pair offers it: {', '.join(DRAFTERS)} (the pair's own)",
+    )
+    parser.add_argument(
+        "--tree-width",
+        default=usual.tree_width,
+        metavar="N",
+        help=f"candidates a position, for {', '.join(TREE_DRAFTERS)}; 1 is a chain (%(default)s)",
     )
     parser.add_argument(
         "--temperature", default=usual.temperature, metavar="X", help="0 is argmax (%(default)s)"
@@ -286,7 +307,11 @@ def _drafting(settings: Settings, figures: Figures) -> Iterator[str]:
     """What is out of the ordinary in how drafts were made and judged."""
     if settings.auto_draft_tokens:
         yield f"K auto, mean {_shown(figures.mean_draft_tokens, '.2f')}"
-    if settings.verifier != Settings().verifier:
+    if not settings.exact:
+        threshold = settings.acceptance_threshold
+        yield f"NOT EXACT: {settings.verifier}" + ("" if threshold is None else f" {threshold:g}")
+        yield f"drift {_shown(figures.drift, '.3f')}"
+    elif settings.verifier != Settings().verifier:
         yield f"judged by {settings.verifier}"
 
 
@@ -390,7 +415,7 @@ def main(arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progr
         request = parse_request(arguments)
         progress = progress_printer(sys.stderr)
         progress("Loading PyTorch", None)
-        pair = load(request.pair, progress)
+        pair = load(request.pair, progress).drafting(request.drafter)
         if request.settings.auto_draft_tokens:
             request = _measured(pair, request, progress)
         progress("", None)

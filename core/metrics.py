@@ -29,7 +29,7 @@ class Figures:
     ``conditional_acceptance[i]`` = rounds in which position i was accepted / rounds in which it was tested
     (a_i; None where it never was). Both are as long as the longest block drafted, and None where nothing was.
     ``alpha`` is the mean overlap, the sum of min(p, q), over tested tokens. ``decode_seconds`` is the three
-    parts together: rounds only, no prefill.
+    parts together: rounds only, no prefill. ``drift`` is the mean of a lossy rule's over tested tokens.
     """
 
     rounds: int
@@ -50,6 +50,7 @@ class Figures:
     mean_acceptance_length: float | None
     tokens_per_pass: float | None
     alpha: float | None
+    drift: float | None
     draft_seconds: float
     target_seconds: float
     overhead_seconds: float
@@ -84,6 +85,8 @@ class Tally:
         self._tested_at: list[int] = []
         self._overlap = 0.0
         self._overlaps = 0
+        self._drift = 0.0
+        self._drifts = 0
         self._draft_seconds = 0.0
         self._target_seconds = 0.0
         self._overhead_seconds = 0.0
@@ -114,6 +117,9 @@ class Tally:
             if token.overlap is not None:
                 self._overlap += token.overlap
                 self._overlaps += 1
+            if token.drift is not None:
+                self._drift += token.drift
+                self._drifts += 1
         for position in tested:
             self._tested_at[position] += 1
         for position in accepted:
@@ -146,6 +152,7 @@ class Tally:
             mean_acceptance_length=1 + accepted / with_drafts if with_drafts else None,
             tokens_per_pass=_ratio(emitted, self._rounds),
             alpha=_ratio(self._overlap, self._overlaps),
+            drift=_ratio(self._drift, self._drifts),
             draft_seconds=self._draft_seconds,
             target_seconds=self._target_seconds,
             overhead_seconds=self._overhead_seconds,

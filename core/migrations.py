@@ -179,6 +179,7 @@ def m007_auto_draft_tokens(db: Database) -> None:
 def m008_drafters_and_lossy_rules(db: Database) -> None:
     db["replies"].add_column("acceptance_threshold", float)
     db["replies"].add_column("tree_width", int, not_null_default=1)
+    db["replies"].add_column("drift", float)
     db["tokens"].add_column("drift", float)
     rounds = db["rounds"]
     rounds.add_column("drafter", str)

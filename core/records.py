@@ -152,7 +152,7 @@ class PairInfo:
     quantization: str  # of the target as it runs: "int4", "int8", "nf4", "llm.int8" or "none"
     draft_quantization: str
     device: str
-    drafter: str  # how drafts are made: one of ``core.drafters.base.NAMES``
+    drafter: str  # how drafts are made: one of ``core.drafters.names.DRAFTERS``
     context_length: int  # ids the target can hold
     draft_context_length: int  # 0 where there is no draft
     dtype: str = "float32"  # of the target's activations

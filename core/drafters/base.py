@@ -1,4 +1,4 @@
-"""What the engine asks of a way to draft, and the names these ways go by."""
+"""What the engine asks of a way to draft."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ import torch
 from core.models.base import Cache, Stop
 from core.records import Settings
 from core.sampling import Proposal
-
-# Everywhere a drafter is chosen or recorded: by name, in the order they are shown in.
-NAMES = {
-    "model": "a small model",
-    "eagle": "EAGLE: one layer over the target's features",
-    "medusa": "Medusa: extra heads on the target",
-    "early-exit": "early exit: the target's first layers",
-    "ngram": "n-gram: repeats of the text so far",
-    "recycling": "token recycling: the target's own likely successors",
-    "auto": "n-gram where it matches, else a model",
-    "plain": "none: the target alone",
-}
 
 
 class Drafter(Protocol):

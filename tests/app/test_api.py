@@ -22,10 +22,13 @@ from app.conversation import Desk
 from app.loading import Loader, LoadingState
 from app.page import build, launch
 from core.engine import Engine
+from core.settings import VERIFIERS
 from core.store import Store
 from tests.app.driver import free_port
 from tests.app.letters import chat_pair
 from tests.app.toy import PAIR, ToyEngine
+
+OFFERED = ["model", "ngram", "recycling", "plain"]  # by the toy pair
 
 
 class Service:
@@ -135,7 +138,7 @@ def test_a_call_that_is_given_up_frees_the_engine(serve):
 
 def test_it_says_what_runs_and_how_loading_stands(toy):
     told = toy.client.predict(api_name="/pair")
-    assert told == {"loaded": True, "sentence": "Ready.", **dataclasses.asdict(PAIR)}
+    assert told == {"loaded": True, "sentence": "Ready.", **dataclasses.asdict(PAIR), "drafters": OFFERED}
     loading = LoadingState("Reading the weights.", 0.5)
     assert api.describe(SimpleNamespace(loading=loading)) == {
         "loaded": False,
@@ -187,7 +190,8 @@ def test_the_system_prompt_comes_first(toy):
     [
         ({"temperature": 3}, "Temperature must be a number from 0 to 2, not 3."),
         ({"num_draft_tokens": 2.5}, "Draft tokens (K) must be a whole number from 0 to 16, not 2.5."),
-        ({"verifier": "greedy"}, "Verifier must be one of token, block, not 'greedy'."),
+        ({"verifier": "lucky"}, f"Verifier must be one of {', '.join(VERIFIERS)}, not 'lucky'."),
+        ({"drafter": "eagle"}, f"This pair has no drafter 'eagle': choose one of {', '.join(OFFERED)}."),
         ({"seed": -7}, "Seed must be a whole number"),
         ({"history": ["hello"]}, "Message 1 of the history needs a role and a content"),
         ({"history": [{"role": "tool", "content": "x"}]}, "role 'tool'"),

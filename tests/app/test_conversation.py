@@ -196,8 +196,8 @@ def test_a_closed_tab_ends_the_reply_and_frees_the_engine(store):
 class Deaf(ToyEngine):
     """Hears no stop before it may begin, as one that waits for a GPU to be lent."""
 
-    def generate(self, prompt_ids, settings, *, cancel=None, domain="auto"):
-        generation = super().generate(prompt_ids, settings, cancel=cancel, domain=domain)
+    def generate(self, prompt_ids, settings, **how):
+        generation = super().generate(prompt_ids, settings, **how)
         self.lent.wait(10)
         return generation
 

@@ -34,12 +34,13 @@ def test_figures_of_a_reply():
     texts = json.loads(figures_value(answer_of("aaab", "axdr", reused_tokens=4)))
     assert texts == {
         "ttft": "938 ms",  # 62.5 ms of prefill and the first round's 0.875 s
-        "drafting": "K = 4, by token",
+        "drafting": "model, K = 4, by token",
         "prefill": "62 ms, 3% of the reply",
         "reused": "4 of 10 tokens",
         "speed": "3.4",  # 6 tokens in 1.75 s
         "rate": "66.7%",
         "alpha": "0.750",
+        "drift": "0, exact",
         "per_pass": "3.00",
         "rounds": "2",
         "emitted": "6",
@@ -62,9 +63,10 @@ def test_figures_while_the_prompt_is_read():
     answer = Answer("key", "first", Settings(seed=5), "auto", PAIR, Prompt([1, 2, 3]))
     texts = json.loads(figures_value(answer))
     assert texts == {
+        "drift": "0, exact",
         "rounds": "0",
         "emitted": "0",
-        "drafting": "K = 3, by token",
+        "drafting": "model, K = 3, by token",
         "context": "3 of 8,192 tokens",
         "used": 3 / 8192,
         "seed": "5",
@@ -77,12 +79,16 @@ def test_how_tokens_were_drafted_and_judged():
 
     auto = {"auto_draft_tokens": True, "verifier": "block"}
     assert (
-        drafting("aaab", "axr", "p", "aab", settings=auto, reason="auto", k=8) == "K auto, mean 1.8, by block"
+        drafting("aaab", "axr", "p", "aab", settings=auto, reason="auto", k=8)
+        == "model, K auto, mean 1.8, by block"
     )
-    assert drafting(settings=auto, k=8) == "K auto, by block"
+    assert drafting(settings=auto, k=8) == "model, K auto, by block"
     # Costs were not measured: what was asked for is not what happened.
-    assert drafting("aaab", settings=auto, k=3) == "K = 3, by block"
+    assert drafting("aaab", settings=auto, k=3) == "model, K = 3, by block"
     assert drafting("p", k=0) == "none, K = 0"
+    lossy = {"verifier": "typical", "acceptance_threshold": 0.09}
+    assert drafting(settings=lossy) == "model, K = 4, typical 0.09: NOT EXACT"
+    assert drafting(settings={"verifier": "greedy"}) == "model, K = 4, greedy: NOT EXACT"
 
 
 def test_where_reading_the_prompt_takes_most_of_the_time_the_page_says_that_drafting_cannot_help():

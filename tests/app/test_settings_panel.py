@@ -12,10 +12,14 @@ from app.settings_panel import (
     NO_DRAFT,
     NOT_LENT,
     NOT_MEASURED,
+    OWN,
     SettingsPanel,
     auto_update,
+    drafter_update,
     read_settings,
     switch_auto,
+    threshold_update,
+    tree_update,
 )
 from core.auto_k import MOST
 from core.records import Settings
@@ -24,6 +28,8 @@ from tests.app.toy import ToyEngine
 
 PANEL = {
     "speculate": True,
+    "drafter": "",
+    "tree_width": 1,
     "num_draft_tokens": 4,
     "auto_draft_tokens": False,
     "verifier": "token",
@@ -37,6 +43,8 @@ PANEL = {
     "stop": "",
     "domain": "auto",
     "record": True,
+    "lossy": "",
+    "acceptance_threshold": "",
 }
 
 
@@ -121,3 +129,32 @@ def test_what_the_model_suggests_is_shown_and_fills_the_fields_at_a_press():
     values = [filled.get(component, component.value) for component in panel.inputs]
     settings = read_settings(*values).settings
     assert settings == Settings(temperature=0.6, top_k=20, seed=settings.seed)
+
+
+def test_the_list_of_drafters_is_that_of_the_pair_that_answers():
+    loader = Loader(lambda spec, progress: ToyEngine("Yes."))
+    assert drafter_update(loader.state)["choices"] == [(OWN, "")]
+    loader.start(wait=True)
+    update = drafter_update(loader.state)
+    assert update["value"] == "model"
+    assert [name for _, name in update["choices"]] == ["model", "ngram", "recycling", "plain"]
+    assert update["choices"][0][0] == "A small model (this pair's own)"
+
+
+def test_a_tree_is_offered_where_the_drafter_makes_one():
+    assert tree_update("recycling")["visible"] and "value" not in tree_update("recycling")
+    hidden = tree_update("ngram")
+    assert not hidden["visible"] and hidden["value"] == 1
+
+
+def test_a_lossy_rule_takes_the_place_of_the_verifier_with_its_usual_threshold():
+    assert threshold_update("typical")["value"] == "0.09" and threshold_update("typical")["visible"]
+    assert not threshold_update("greedy")["visible"] and not threshold_update("")["visible"]
+    choices = read_settings(
+        **{**PANEL, "lossy": "threshold", "acceptance_threshold": "", "drafter": "ngram", "tree_width": 2}
+    )
+    settings = choices.settings
+    assert (settings.verifier, settings.acceptance_threshold, settings.exact) == ("threshold", 0.3, False)
+    assert (choices.drafter, settings.tree_width) == ("ngram", 2)
+    with pytest.raises(SettingsError, match="threshold of the rule target-ratio must be a number from 0.7"):
+        read_settings(**{**PANEL, "lossy": "target-ratio", "acceptance_threshold": "0.2"})

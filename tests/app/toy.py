@@ -14,6 +14,7 @@ Run: ``python -m tests.app.toy [PORT]`` serves the page with it on 127.0.0.1.
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import re
 import sys
@@ -27,6 +28,7 @@ from pathlib import Path
 from core.auto_k import Costs
 from core.domains import DomainTracker
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
+from core.text import PromptError
 from tests.core import builders
 
 PAIR = replace(
@@ -81,6 +83,16 @@ class ToyPair:
         self.costs: Costs | None = COSTS
         self.acceptance = 0.5
         self.notes: tuple[str, ...] = ()
+        self.drafters = (info.drafter, "ngram", "recycling", "plain")
+
+    def drafting(self, name: str | None) -> ToyPair:
+        if name in (None, self.info.drafter):
+            return self
+        if name not in self.drafters:
+            raise PromptError(f"This pair has no drafter {name!r}: choose one of {', '.join(self.drafters)}.")
+        other = copy.copy(self)
+        other.info = replace(self.info, drafter=name, draft=f"Toy {name}")
+        return other
 
 
 class ToyEngine:
@@ -120,15 +132,25 @@ class ToyEngine:
             if free:
                 self.lock.release()
 
-    def generate(self, prompt_ids, settings: Settings, *, cancel=None, domain="auto") -> ToyGeneration:
+    def generate(
+        self, prompt_ids, settings: Settings, *, cancel=None, domain="auto", drafter=None
+    ) -> ToyGeneration:
         self.prompts.append(self.pair.tokenizer.decode(prompt_ids))
-        return ToyGeneration(self, list(prompt_ids), settings, cancel or threading.Event(), domain)
+        info = self.pair.drafting(drafter).info
+        return ToyGeneration(self, list(prompt_ids), settings, cancel or threading.Event(), domain, info)
 
 
 class ToyGeneration:
     def __init__(
-        self, engine: ToyEngine, prompt_ids: list[int], settings: Settings, cancel, domain: str
+        self,
+        engine: ToyEngine,
+        prompt_ids: list[int],
+        settings: Settings,
+        cancel,
+        domain: str,
+        info: PairInfo,
     ) -> None:
+        self.info = info
         self.engine, self.prompt_ids, self.settings, self.cancel = engine, prompt_ids, settings, cancel
         self.prompt_tokens, self.prefill_seconds, self.reply = len(prompt_ids), None, None
         self.reused_tokens: int | None = None

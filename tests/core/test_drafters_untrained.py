@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from core.drafters.auto import LONG_MATCH, AutoDrafter
-from core.drafters.base import NAMES, Drafting
+from core.drafters.base import Drafting
 from core.drafters.early_exit import EarlyExitDrafter
+from core.drafters.names import DRAFTERS
 from core.drafters.ngram import LEAST_MATCH, Lookup, NgramDrafter
 from core.drafters.recycling import RecyclingDrafter, Table
 from core.drafters.suffix import SuffixAutomaton
@@ -156,7 +157,7 @@ def test_any_pair_offers_them_by_name():
     own = Drafting(pair.drafter, dict(draft="Toy", draft_fingerprint="f", drafter="model"), 0.7)
     pair.others = makers(pair.target, pair.info, own)
     assert pair.drafters == ("model", "ngram", "recycling", "auto", "plain")
-    assert set(pair.drafters) < set(NAMES)
+    assert set(pair.drafters) < set(DRAFTERS)
     assert pair.drafting("ngram").info.draft == "n-gram lookup"
     assert pair.drafting("auto").acceptance == 0.7 and pair.drafting("auto") is pair.drafting("auto")
     assert pair.drafting("plain").drafter is None and pair.drafting(None) is pair

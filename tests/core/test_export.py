@@ -164,7 +164,7 @@ def test_undefined_figures_are_empty(store, tmp_path):
     empty = {name for name in FIGURE_NAMES if row[name] == ""}
     assert empty == {
         "draft_acceptance_rate", "tested_acceptance_rate", "acceptance_per_position",
-        "conditional_acceptance", "mean_acceptance_length", "alpha",
+        "conditional_acceptance", "mean_acceptance_length", "alpha", "drift",
     }  # fmt: skip
     assert (row["drafted"], row["tokens_per_pass"], row["error"]) == ("0", "1.0", "")
 

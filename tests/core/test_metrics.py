@@ -56,7 +56,8 @@ def test_nothing_happened_yet_and_everything_is_undefined():
     undefined = {name for name, value in figures.as_row().items() if value is None}
     assert undefined == {
         "draft_acceptance_rate", "tested_acceptance_rate", "acceptance_per_position",
-        "conditional_acceptance", "mean_acceptance_length", "tokens_per_pass", "alpha", "tokens_per_second",
+        "conditional_acceptance", "mean_acceptance_length", "tokens_per_pass", "alpha", "drift",
+        "tokens_per_second",
     }  # fmt: skip
     assert figures.rounds == figures.emitted == 0
 

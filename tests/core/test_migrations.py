@@ -92,7 +92,8 @@ def test_replies_from_before_their_figures_were_stored_are_kept(tmp_path):
         conversation, _, _ = record(opened, "aaxdr", "p")
         expected = opened.conversation(conversation)
     with open_database(path) as db:
-        db["replies"].transform(drop=FIGURE_NAMES)
+        # drift came with a later migration
+        db["replies"].transform(drop=[name for name in FIGURE_NAMES if name != "drift"])
         db["_sqlite_migrations"].delete_where("name = ?", [NAMES[3]])
         assert "alpha" not in db["replies"].columns_dict
     with contextlib.closing(Store(path)) as opened:
