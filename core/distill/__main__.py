@@ -1,10 +1,11 @@
 """Train a draft for a target and write the folder that ``--draft FOLDER`` loads.
 
     python -m core.distill --kind eagle --synthesize 3000 --out my-draft
-    python -m core.distill --kind model --target FOLDER --data chats.npz --steps 500 --out my-draft
+    python -m core.distill --kind model --target FOLDER --data chats.jsonl notes.txt --out my-draft
+    python -m core.distill --kind model --from-history --start assets/draft/draft-model.safetensors --out mine
 
 The same command goes on where it was broken off. Text is what the target wrote (``--synthesize``), or the
-user's own. Knows the command line; ``core.distill.run`` does the work.
+user's own (``core.distill.sources``). Knows the command line; ``core.distill.run`` does the work.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from core.terminal import progress_printer
 HELD_OUT = Path(__file__).resolve().parents[2] / "data" / "heldout.npz"  # of the embedded target
 
 
+_FILES = "of chats (.jsonl, .npz), a database of Redline's (.db), or plain text"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m core.distill", description="Train a draft for a target.")
     parser.add_argument("--kind", choices=KINDS, required=True, help="how it drafts")
     parser.add_argument("--target", default=EMBEDDED, help="embedded (default), or a folder with a model")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to write it")
     text = parser.add_argument_group("text, of one or more of these")
-    text.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help="of chats (.npz)")
+    text.add_argument("--data", type=Path, nargs="+", default=[], metavar="FILE", help=_FILES)
+    text.add_argument("--from-history", action="store_true", help="replies in Redline's database")
     text.add_argument("--synthesize", type=int, default=0, metavar="N", help="chats the target writes itself")
     text.add_argument("--held-out", type=Path, metavar="FILE", help="chats to measure on (.npz)")
     how = parser.add_argument_group("training")
@@ -50,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = _parser()
     options = parser.parse_args(arguments)
-    if not options.data and options.synthesize < 1:
-        parser.error("name text to learn from with --data, or let the target write some with --synthesize N")
+    if not options.data and not options.from_history and options.synthesize < 1:
+        parser.error("name text with --data or --from-history, or let the target write some: --synthesize N")
     if min(options.steps, options.tokens, options.head_ids, options.save_every) < 1:
         parser.error("--steps, --tokens, --head-ids and --save-every begin at 1")
     if options.layers is not None and options.layers < 1:
@@ -77,10 +82,13 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
     import torch
 
     from core.distill.run import LAYERS, Recipe, distill
+    from core.distill.sources import read_all
     from core.distill.synthesize import synthesize
     from core.distill.target import load_target
     from core.distill.train import Plan
+    from core.models.embedded import prepare_embedded, target_fingerprint
     from core.models.linear import has_bfloat16_tiles
+    from core.store import default_path
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LoadError("There is no CUDA card here: leave --device out.")
@@ -91,12 +99,18 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
     text, origin = list(options.data), []
     if options.data:
         origin.append(f"Text of {', '.join(path.name for path in options.data)}.")
+    if options.from_history:
+        text.append(default_path())
+        origin.append("Replies on record in Redline's database.")
     if options.synthesize:
         shards = options.out / "work" / "text"
         text += synthesize(
             target.model, tokenizer, options.synthesize, shards, seed=options.seed, progress=progress
         )
         origin.append(f"{options.synthesize:,} chats that {target.name} wrote itself, users' turns included.")
+    # Of a database, what this very target wrote.
+    wrote = target_fingerprint(prepare_embedded()) if options.target == EMBEDDED else None
+    corpus = read_all(text, tokenizer, target_fingerprint=wrote)
     held_out = options.held_out
     if held_out is None and options.target == EMBEDDED and HELD_OUT.exists():
         held_out = HELD_OUT
@@ -107,7 +121,7 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
     _, found = distill(
         target,
         tokenizer,
-        Corpus.load(*text).distinct(),
+        corpus,
         None if held_out is None else Corpus.load(held_out),
         Recipe(options.kind, layers, options.head_ids, options.start),
         plan,

@@ -109,18 +109,33 @@ def embedding(folder: Path) -> torch.Tensor:
     return weight
 
 
-def test_what_is_refused_in_words(here, tmp_path, capsys):
+def test_what_is_refused_in_words(here, tmp_path, capsys, monkeypatch):
     missing = ["--kind", "model", "--out", str(tmp_path / "out"), "--data", str(tmp_path / "no.npz")]
     with pytest.raises(SystemExit, match="There is no corpus"):
         main([*missing, "--target", str(here / "target")])
     with pytest.raises(SystemExit, match="cannot be read .* name embedded, or a model's folder"):
         main([*missing, "--target", str(tmp_path)])
     for wrong, sentence in (
-        (["--kind", "model", "--out", "x"], "name text to learn from"),
+        (["--kind", "model", "--out", "x"], "name text with --data or --from-history"),
         (command(here, "x", "--steps", "0"), "begin at 1"),
         (command(here, "x", "--layers", "0"), "--layers begins at 1"),
     ):
         with pytest.raises(SystemExit):
             main(wrong)
         assert sentence in capsys.readouterr().err
+    monkeypatch.setenv("REDLINE_DB", str(tmp_path / "none.db"))
+    target = str(here / "target")
+    with pytest.raises(SystemExit, match="none.db"):
+        main(["--kind", "model", "--out", str(tmp_path / "out"), "--from-history", "--target", target])
     assert not (tmp_path / "out").exists()
+
+
+def test_text_of_several_kinds(here, tmp_path, capsys):
+    chats = [{"prompt": f"What is {n}?", "response": f"The editor reads {n} again."} for n in range(30)]
+    lines = [json.dumps(chat) for chat in chats]
+    (tmp_path / "chats.jsonl").write_text("\n".join(lines))
+    (tmp_path / "notes.txt").write_text("The tide comes in twice a day. " * 60)
+    text = ["--data", str(tmp_path / "chats.jsonl"), str(tmp_path / "notes.txt")]
+    out, target = tmp_path / "out", str(here / "target")
+    main(["--kind", "medusa", "--target", target, "--out", str(out), *text, "--steps", "3"])
+    assert "chats.jsonl, notes.txt" in (out / "README.md").read_text()
