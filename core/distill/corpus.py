@@ -13,7 +13,6 @@ The ids are the target's: a corpus serves one tokenizer, and does not know which
 from __future__ import annotations
 
 import os
-import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -99,15 +98,14 @@ class Corpus:
     def save(self, path: str | os.PathLike) -> None:
         """Write to ``path``, complete or not at all. Raises CorpusError."""
         path = Path(path)
-        part = None
+        part = path.with_name(path.name + ".part")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as part:
-                np.savez_compressed(part, **{name: getattr(self, name) for name in ARRAYS})
-            os.replace(part.name, path)
+            with open(part, "wb") as file:
+                np.savez_compressed(file, **{name: getattr(self, name) for name in ARRAYS})
+            os.replace(part, path)
         except OSError as error:
-            if part is not None:
-                Path(part.name).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise CorpusError(
                 f"The corpus {path} cannot be written ({error.strerror or error}): name a file in a folder"
                 " that can be written and has room."

@@ -139,7 +139,6 @@ def test_a_corpus_that_cannot_be_written_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["taken.npz"]
 
 
-@pytest.mark.skipif(not HELD_OUT.exists(), reason="comes with the project")
 def test_the_held_out_chats_that_ship_are_no_training_text(embedded_folder):
     from transformers import AutoTokenizer
 
