@@ -65,16 +65,17 @@ def home() -> Path:
     return Path(base) / "redline"
 
 
-def load_embedded(progress: Progress = silent) -> Pair:
+def load_embedded(progress: Progress = silent, draft: Path | None = None) -> Pair:
     """The embedded pair, ready to run; prepares the target first where that has not been done.
 
+    ``draft`` is another draft for this target, a file or folder, in the place of the pair's own.
     ``progress(sentence, fraction)`` is called from this thread; fraction is 0 to 1, or None where it
     is not known. Raises LoadError.
     """
     from core.models.pair import build_embedded_pair  # imports torch: the page can be up before
 
     folder = prepare_embedded(progress)
-    return build_embedded_pair(folder, DRAFT_FILE, target_fingerprint(folder), progress)
+    return build_embedded_pair(folder, DRAFT_FILE.parent, target_fingerprint(folder), progress, draft)
 
 
 def target_fingerprint(folder: Path) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,17 +27,18 @@ import transformers
 from safetensors import SafetensorError
 
 from core.chat import NO_TEMPLATE
-from core.drafters.base import Drafter
+from core.drafters.base import Drafting
 from core.drafters.model import ModelDrafter
-from core.models import Progress, memory, quantize, silent
+from core.drafters.untrained import makers
+from core.models import Progress, distilled, memory, quantize, silent
 from core.models.checkpoint import Checkpoint, fetch, fingerprint, inspect
 from core.models.decoder import Decoder, DecoderShape, lean_reason
 from core.models.embedded import DRAFT_FILE
 from core.models.errors import LoadError, first_line, is_out_of_memory
 from core.models.linear import best_form
-from core.models.pair import NO_DRAFT, Pair, distilled_draft, warm_up
+from core.models.pair import NO_DRAFT, Pair, warm_up
 from core.models.rows import difference, ids_below, row_dependence
-from core.models.spec import EMBEDDED, PairSpec, quantize_flag
+from core.models.spec import EMBEDDED, PairSpec, draft_folder, quantize_flag
 from core.models.transformers_decoder import (
     ROUNDING,
     TransformersDecoder,
@@ -141,7 +142,7 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
     """The pair ``spec`` asks for, ready to run. Raises LoadError, and whatever libraries raise."""
     plans = plan_models(spec, say)
     target, draft = plans[0], plans[1] if len(plans) > 1 else None
-    device, distilled = target.device, spec.draft == EMBEDDED
+    device = target.device
     notes = list(compare(target.tokenizer, draft.tokenizer, target.rows, draft.rows)) if draft else []
     memory.check([plan.need for plan in plans], device)
     for plan in plans:  # one after the other: nothing of the first is left there
@@ -157,42 +158,49 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
     say("Checking that rows are scored independently", None)
     is_quick = device == "cuda" or (target.checkpoint.parameters or QUICK) < QUICK
     exactness = row_dependence(models[0], thorough=is_quick).sentence
-    drafter, about_draft = _draft(spec, models, plans, [form for _, form in loaded], say)
-    if distilled and device == "cuda":
-        notes.append("The embedded draft runs on the CPU, the target on the card.")
+    own, trained = _ways(spec, models, plans, [form for _, form in loaded], say)
+    if is_distilled(spec) and device == "cuda" and own.drafter.name == ModelDrafter.name:
+        notes.append("The distilled draft runs on the CPU, the target on the card.")
+    info = PairInfo(
+        pair=spec.name,
+        target=target.name,
+        target_fingerprint=fingerprint(plans[0].checkpoint, say),
+        quantization=loaded[0][1].form,
+        dtype=_runs_in(models[0], loaded[0][1]),
+        device=models[0].device.type,
+        context_length=models[0].context_length,
+        exactness_note=exactness,
+        **(own.about if own else NO_DRAFT),
+    )
     return Pair(
-        info=PairInfo(
-            pair=spec.name,
-            target=target.name,
-            target_fingerprint=fingerprint(plans[0].checkpoint, say),
-            quantization=loaded[0][1].form,
-            dtype=_runs_in(models[0], loaded[0][1]),
-            device=models[0].device.type,
-            context_length=models[0].context_length,
-            exactness_note=exactness,
-            **about_draft,
-        ),
+        info=info,
         tokenizer=target.tokenizer,
         target=models[0],
-        drafter=drafter,
+        drafter=own.drafter if own else None,
         end_ids=frozenset().union(*map(_end_ids, plans)),
         suggested=suggested_settings(target.checkpoint.generation_config),
         notes=tuple(notes),
+        others={**makers(models[0], info, own), **trained},
     )
 
 
-def _check_embedded_draft(spec: PairSpec) -> None:
-    if spec.draft != EMBEDDED:
+def is_distilled(spec: PairSpec) -> bool:
+    """Whether the draft is one that was trained for the target and runs over its weights."""
+    return spec.draft == EMBEDDED or draft_folder(spec.draft) is not None
+
+
+def _check_distilled_draft(spec: PairSpec) -> None:
+    if not is_distilled(spec):
         return
-    if spec.target != EMBEDDED:
+    name = "The embedded draft" if spec.draft == EMBEDDED else f"The draft {spec.draft}"
+    if spec.draft == EMBEDDED and spec.target != EMBEDDED:
         raise LoadError(
-            "The embedded draft works with the embedded target only: name another draft with --draft, "
+            f"{name} works with the embedded target only: name another draft with --draft, "
             "or none for the target alone."
         )
     if spec.draft_quantize in quantize.BITSANDBYTES:
         raise LoadError(
-            f"The embedded draft cannot run as {spec.draft_quantize}: choose --draft-quantize int4, int8 or "
-            "none."
+            f"{name} cannot run as {spec.draft_quantize}: choose --draft-quantize int4, int8 or none."
         )
 
 
@@ -221,25 +229,34 @@ def _can_be_set(name: str, value: object) -> bool:
     return type(value) in (int, float)
 
 
-def _draft(
+def _ways(
     spec: PairSpec,
     models: Sequence[Model],
     plans: Sequence[Plan],
     forms: Sequence[quantize.Quantised],
     say: Progress,
-) -> tuple[Drafter | None, dict]:
-    """The drafter and the fields of ``PairInfo`` about it."""
-    if not spec.draft:
-        return None, dict(NO_DRAFT)
-    target = models[0]
-    if spec.draft == EMBEDDED:
+) -> tuple[Drafting | None, dict[str, Callable[[], Drafting]]]:
+    """The pair's own way to draft, None without one, and what makes the others that were trained."""
+    target, name = models[0], distilled.DEFAULT
+    files = distilled.shipped(DRAFT_FILE.parent) if spec.target == EMBEDDED else {}
+    folder, trained = draft_folder(spec.draft), {}
+    if files or folder:
+        lender = _lender(target, plans[0])
+        if folder:
+            name, files[name] = distilled.chosen(folder, lender)
+        trained = distilled.makers(files, lender, _draft_forms(spec.draft_quantize))
+        if isinstance(target, Decoder):
+            distilled.keep_features(target, files.values())
+    if is_distilled(spec):
         say("Packing the draft for this processor", None)
-        drafter, about = _embedded_draft(spec.draft_quantize, target, plans[0])
-        warm_up(target, drafter)
-        return drafter, about
+        own = trained.pop(name)()
+        warm_up(target, own.drafter)
+        return own, trained
+    if not spec.draft:
+        return None, trained
     draft = models[1]
     say("Taking fingerprints of the weights", None)
-    return ModelDrafter(draft, vocabulary=target.vocabulary), dict(
+    about = dict(
         draft=plans[1].name,
         draft_fingerprint=fingerprint(plans[1].checkpoint, say),
         draft_quantization=forms[1].form,
@@ -247,14 +264,30 @@ def _draft(
         draft_context_length=draft.context_length,
         drafter=ModelDrafter.name,
     )
+    trained.pop(ModelDrafter.name, None)  # of two of one kind the one that was asked for
+    return Drafting(ModelDrafter(draft, vocabulary=target.vocabulary), about), trained
 
 
-def _embedded_draft(asked: str, target: Model, plan: Plan) -> tuple[ModelDrafter, dict]:
-    """The distilled draft, which reads through the embedding of the target that it was made for."""
-    form = {"none": "float32", "int8": best_form("int8")}.get(asked) or best_form("int4")
-    head = "float32" if asked == "none" else best_form("int8")
-    shape = DecoderShape.from_config(plan.checkpoint.config)
-    return distilled_draft(DRAFT_FILE, shape, _embedding(target).cpu(), form, head)
+def _draft_forms(asked: str) -> distilled.Forms:
+    if asked == "none":
+        return distilled.Forms("float32", "float32")
+    return distilled.Forms(best_form("int8" if asked == "int8" else "int4"), best_form("int8"))
+
+
+def _lender(target: Model, plan: Plan) -> distilled.Lender:
+    embedding = _embedding(target)
+
+    def rows(ids: torch.Tensor) -> torch.Tensor:
+        """Of the head, whose weights a lean decoder keeps packed unless they are the embedding's."""
+        if plan.config.get_text_config(decoder=True).tie_word_embeddings:
+            return embedding[ids.to(embedding.device)]
+        if isinstance(target, Decoder):
+            return distilled.head_rows(target, ids)
+        return target.model.get_output_embeddings().weight.detach()[ids.to(embedding.device)]
+
+    lean = isinstance(target, Decoder)
+    shape = target.shape if lean else DecoderShape.from_config(plan.checkpoint.config)
+    return distilled.Lender(plan.name, target, shape, embedding.cpu(), rows)
 
 
 def _embedding(model: Model) -> torch.Tensor:
@@ -301,10 +334,10 @@ def plan_models(spec: PairSpec, say: Progress = silent) -> list[Plan]:
 
     Only small files are fetched. Raises LoadError for what speaks against the pair already.
     """
-    _check_embedded_draft(spec)
+    _check_distilled_draft(spec)
     device = choose_device(spec.device)
     plans = [_plan(spec.target, spec.quantize, False, device, spec.dtype, say)]
-    if spec.draft and spec.draft != EMBEDDED:
+    if spec.draft and not is_distilled(spec):
         plans.append(_plan(spec.draft, spec.draft_quantize, True, device, spec.dtype, say))
     return plans
 

@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING
 from core.models import Progress, silent
 from core.models.embedded import load_embedded
 from core.models.errors import LoadError, first_line, is_out_of_memory
-from core.models.spec import EMBEDDED, PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
+from core.models.spec import (
+    EMBEDDED,
+    PairSpec,
+    SpecError,
+    add_pair_arguments,
+    draft_folder,
+    embedded_spec,
+    pair_spec,
+)
 from core.terminal import progress_printer
 
 if TYPE_CHECKING:
@@ -49,6 +57,8 @@ def _load(spec: PairSpec, progress: Progress) -> Pair:
         from core.models.general import load_general  # with transformers, which takes seconds to import
 
         return load_general(spec, progress)
+    if (folder := draft_folder(spec.draft)) is not None:
+        return load_embedded(progress, folder)
     pair = load_embedded(progress)
     if spec.draft:
         return pair
@@ -64,7 +74,7 @@ def _as_it_comes(spec: PairSpec) -> bool:
         and spec.quantize == spec.draft_quantize == "auto"
         and spec.device in ("auto", "cpu")
         and spec.dtype in ("auto", "float32")
-        and spec.draft in (EMBEDDED, None)
+        and (spec.draft in (EMBEDDED, None) or draft_folder(spec.draft) is not None)
     )
 
 

@@ -1,4 +1,4 @@
-"""A draft and a target that share a tokenizer, ready to run.
+"""A draft and a target that share a tokenizer, ready to run, and the other ways to draft for that target.
 
 Knows how to put together the embedded pair from files that are already there;
 ``core.models.embedded`` fetches and converts them.
@@ -16,17 +16,16 @@ import torch
 from safetensors.torch import load_file
 
 from core.auto_k import Costs
-from core.drafters.base import NAMES, Drafter, Drafting
-from core.drafters.model import ModelDrafter
-from core.models import Progress, silent
+from core.drafters.base import Drafter, Drafting
+from core.drafters.names import DRAFTERS
+from core.drafters.untrained import makers
+from core.models import Progress, distilled, silent
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
-from core.models.draft_file import load_draft
 from core.models.embedded import NAME
 from core.models.linear import FORMS, best_form, reading
-from core.models.memory import PACKED
 from core.models.rows import row_dependence
-from core.models.spec import EMBEDDED
+from core.models.spec import CUSTOM, EMBEDDED
 from core.records import PairInfo, Settings
 from core.text import PromptError, end_token_ids
 
@@ -56,9 +55,9 @@ class Pair:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The names ``drafting`` takes, in the order of ``core.drafters.base.NAMES``."""
+        """The names ``drafting`` takes, in the order of ``core.drafters.names.DRAFTERS``."""
         offered = {self.info.drafter, *self.others, "plain"}
-        return tuple(name for name in NAMES if name in offered)
+        return tuple(name for name in DRAFTERS if name in offered)
 
     def drafting(self, name: str | None) -> Pair:
         """This target with another way to draft, made at its first use; None is this pair's own.
@@ -68,9 +67,7 @@ class Pair:
         if name in (None, self.info.drafter):
             return self
         if name not in self.drafters:
-            raise PromptError(
-                f"This pair has no drafter {name!r}: choose one of {', '.join(self.drafters)}."
-            )
+            raise PromptError(f"This pair has no drafter {name!r}: choose one of {', '.join(self.drafters)}.")
         with self._making:
             if name not in self._made:
                 if name == "plain":
@@ -95,12 +92,17 @@ NO_DRAFT = dict(
 
 
 def build_embedded_pair(
-    folder: Path, draft_file: Path, target_fingerprint: str, progress: Progress = silent
+    folder: Path,
+    drafts: Path,
+    target_fingerprint: str,
+    progress: Progress = silent,
+    draft: Path | None = None,
 ) -> Pair:
-    """The embedded pair from a converted Hugging Face folder and a packed draft.
+    """The embedded pair from a converted Hugging Face folder and the folder of the drafts that ship.
 
-    Where the processor can, layers run in 4 bits (the target's on the levels of the file they came
-    from) and heads in int8 (``core.models.linear``).
+    ``draft`` is another draft for this target, a file or folder, to be the pair's own. Where the processor
+    can, layers run in 4 bits (the target's on the levels of the file they came from) and heads in int8
+    (``core.models.linear``). Raises LoadError.
     """
     progress("Reading the target's weights", None)
     config = json.loads((folder / "config.json").read_text())
@@ -109,83 +111,58 @@ def build_embedded_pair(
     # Copied: a view would keep the whole file in memory.
     embedding = tensors["model.embed_tokens.weight"].clone()
     progress("Packing the weights for this processor", None)
-    form, head_form = best_form("int4"), best_form("int8")
-    target = Decoder.from_tensors(shape, tensors, reading(form), embedding, FORMS[head_form](embedding))
-    drafter, about_draft = distilled_draft(draft_file, shape, embedding, form, head_form)
+    forms = distilled.Forms(best_form("int4"), best_form("int8"))
+    head = FORMS[forms.head](embedding)
+    target = Decoder.from_tensors(shape, tensors, reading(forms.layers), embedding, head)
+    lender = distilled.Lender(NAME, target, shape, embedding, lambda ids: embedding[ids])
+    files, name = distilled.shipped(drafts), distilled.DEFAULT
+    if draft is not None:
+        name, files[name] = distilled.chosen(draft, lender)
+    distilled.keep_features(target, files.values())
+    trained = distilled.makers(files, lender, forms)
+    own = trained.pop(name)()
     progress("Checking that rows are scored independently", None)
     exactness = row_dependence(_first_layer(target)).sentence
     progress("Warming up", None)
-    warm_up(target, drafter)
+    warm_up(target, own.drafter)
     progress("Reading the tokenizer", None)
     # Not AutoTokenizer, which gives the same here but imports model code for a second first.
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     generation = json.loads((folder / "generation_config.json").read_text())
+    info = PairInfo(
+        pair=EMBEDDED if draft is None else CUSTOM,
+        target=NAME,
+        target_fingerprint=target_fingerprint,
+        quantization=distilled.shown(forms.layers),
+        device="cpu",
+        context_length=shape.context_length,
+        exactness_note=exactness,
+        **own.about,
+    )
     return Pair(
-        info=PairInfo(
-            pair=EMBEDDED,
-            target=NAME,
-            target_fingerprint=target_fingerprint,
-            quantization=_shown(form),
-            device="cpu",
-            context_length=shape.context_length,
-            exactness_note=exactness,
-            **about_draft,
-        ),
+        info=info,
         tokenizer=tokenizer,
         target=target,
-        drafter=drafter,
+        drafter=own.drafter,
         end_ids=end_token_ids(tokenizer, config, generation),
+        others={**makers(target, info, own), **trained},
     )
 
 
 @torch.inference_mode()
-def warm_up(target: Scorer, drafter: ModelDrafter) -> None:
+def warm_up(target: Scorer, drafter: Drafter) -> None:
     """One short pass of each kind: kernels set themselves up at first use, which a first reply would feel."""
-    ids = list(range(64))
-    cache, state = target.new_cache(), drafter.new_state()
-    target.prefill(ids, cache)
-    drafter.prefill(ids, state, cache)
-    for rows in range(1, Settings().num_draft_tokens + 2):
+    ids = list(range(80))
+    cache, state, settings = target.new_cache(), drafter.new_state(), Settings()
+    target.prefill(ids[:64], cache)
+    drafter.prefill(ids[:64], state, cache)
+    for rows in range(1, settings.num_draft_tokens + 2):
         target.logits(ids[:rows], cache)
-    drafter.model.next_logits(ids[:1], state)
-    drafter.model.next_logits(ids[:2], state)
-
-
-def distilled_draft(
-    file: Path, target: DecoderShape, embedding: torch.Tensor, form: str, head_form: str
-) -> tuple[ModelDrafter, dict[str, str | int]]:
-    """The packed draft over the target's embedding, and the fields of ``PairInfo`` about it.
-
-    ``target`` is the shape of the model it was made for, ``embedding`` that model's, (vocabulary, hidden);
-    forms are those of ``core.models.linear``. Raises LoadError.
-    """
-    draft = load_draft(file)
-    project = FORMS[head_form](draft.tensors["proj.weight"])
-    score = FORMS[head_form](embedding[draft.head_ids])
-    decoder = Decoder.from_tensors(
-        replace(target, layers=draft.layers),
-        draft.tensors,
-        reading(form),
-        embedding,
-        lambda hidden: score(project(hidden)),
-        "",
-        len(draft.head_ids),
-    )
-    return ModelDrafter(decoder, draft.head_ids), dict(
-        draft=f"distilled, {draft.layers} layers",
-        draft_fingerprint=draft.metadata["fingerprint"],
-        draft_quantization=_shown(form),
-        draft_dtype="float32",
-        draft_context_length=decoder.context_length,
-        drafter=ModelDrafter.name,
-    )
-
-
-def _shown(form: str) -> str:
-    """A form of ``core.models.linear`` as ``PairInfo`` names it."""
-    return form if form in PACKED else "none"
+    for length in (65, 67):  # it then reads one id, and two
+        drafter.draft(ids[:length], 2, settings, lambda: 0.5, state, cache)
+        state.crop(length)
 
 
 def _first_layer(model: Decoder) -> Decoder:

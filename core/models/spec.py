@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 EMBEDDED = "embedded"  # as a target: the model that comes with Redline; as a draft: its distilled draft
@@ -35,7 +36,10 @@ _CHOOSING = ("pair", "target", "draft")
 _HELP = {
     "pair": ("NAME", "{pairs} (python -m core.models.catalogue describes them)"),
     "target": ("MODEL", "the big model: a hub id owner/name[@revision], a folder, a .gguf file, or embedded"),
-    "draft": ("MODEL", "the small model, named likewise; none for the target alone"),
+    "draft": (
+        "MODEL",
+        "the small model, named likewise, or a folder of python -m core.distill; none for the target alone",
+    ),
     "quantize": (
         "FORM",
         f"the target's weights: {', '.join(QUANTIZE)} (default: auto, what suits the device)",
@@ -128,6 +132,15 @@ def hub_id(source: str) -> tuple[str, str | None]:
     if not found:
         raise SpecError(f"{source!r} is no hub id of the form owner/name.")
     return found[1], found[2]
+
+
+def draft_folder(source: str | None) -> Path | None:
+    """The folder of a draft that ``python -m core.distill`` made, where a source names one."""
+    if source in (None, EMBEDDED) or not (path := Path(source).expanduser()).is_dir():
+        return None
+    from core.models.draft_file import is_draft_folder  # with torch, which the page does not wait for
+
+    return path if is_draft_folder(path) else None
 
 
 def add_pair_arguments(parser: argparse.ArgumentParser) -> None:
