@@ -2,15 +2,15 @@
 
 ``read`` goes by a file's ending:
 
-    .jsonl    a chat a line: {"messages": [{"role": ..., "content": ...}, ...]}, every answer in it is learned,
-              or {"prompt": ..., "response": ...}
+    .jsonl    a chat a line: {"messages": [{"role": ..., "content": ...}, ...]}, every answer in it is
+              learned, or {"prompt": ..., "response": ...}
     .npz      a corpus (``core.distill.corpus``)
     .db       Redline's database: every reply on record
-    others    plain text in UTF-8. It is cut into passages, and each is learned as the reply to a question that
-              is the text before it, so that drafts meet it where they work: behind a chat template
+    others    plain text in UTF-8. It is cut into passages, and each is learned as the reply to a question
+              that is the text before it, so that drafts meet it where they work: behind a chat template
 
-Prompts are written by ``core.chat``, as the page writes them. What does not fit into the limit is cut: a prompt's
-oldest turns, a reply's end. Knows a tokenizer and no model.
+Prompts are written by ``core.chat``, as the page writes them. What does not fit into the limit is cut: a
+prompt's oldest turns, a reply's end. Knows a tokenizer and no model.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def read(
 ) -> Corpus:
     """The corpus of a file, of at most ``limit`` ids a chat. Raises CorpusError naming file and line.
 
-    From a database with ``target_fingerprint`` only what that target wrote, as the very ids it wrote; without it
-    the text of every reply, whoever wrote it.
+    From a database with ``target_fingerprint`` only what that target wrote, as the very ids it wrote; without
+    it the text of every reply, whoever wrote it.
     """
     path = Path(path)
     if path.suffix == ".npz":
@@ -72,8 +72,8 @@ def _chats(path: Path, tokenizer, limit: int) -> Iterator[Chat]:
         except (ValueError, RecursionError) as error:  # of json and core.chat, too
             reason = "it is not JSON" if isinstance(error, json.JSONDecodeError) else str(error).rstrip(".")
             raise CorpusError(
-                f'{path}, line {number}: {reason}; each line must be {{"messages": [...]}} or {{"prompt": ..., '
-                '"response": ...}.'
+                f'{path}, line {number}: {reason}; each line must be {{"messages": [...]}} or {{"prompt": '
+                '..., "response": ...}.'
             ) from error
 
 
@@ -106,7 +106,7 @@ def _chat(
     limit: int,
     temperature: float = UNKNOWN,
 ) -> Chat:
-    """A reply behind the prompt of ``messages``, which keeps at least half of ``limit``. Raises PromptError."""
+    """A reply behind the prompt of ``messages``, which may take half of ``limit``. Raises PromptError."""
     prompt = fit_chat(tokenizer, messages, limit - min(len(reply), limit // 2)).ids
     return Chat(np.asarray([*prompt, *reply][:limit], np.int64), len(prompt), temperature)
 
