@@ -1,0 +1,113 @@
+"""What the lean decoder does for drafters that look into it: trees in one pass, rows kept, features."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tests.core.tiny import as_decoder, tiny_llama
+
+# Children of a row, the last read before the tree being -1: two branches, one of which forks again.
+PARENTS = [-1, 0, 0, 1, 2, 2, 5, 0]
+
+
+def some_ids(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(61), k=count)
+
+
+def branch(row: int) -> list[int]:
+    rows = []
+    while row >= 0:
+        rows.insert(0, row)
+        row = PARENTS[row]
+    return rows
+
+
+@pytest.fixture(scope="module")
+def decoder():
+    decoder = as_decoder(tiny_llama(0, layers=3))
+    decoder.feature_layers = (0, 2)
+    return decoder
+
+
+# Positions at which the tree crosses a block of keys among them.
+@pytest.mark.parametrize("start", [0, 1, 30, 252, 256])
+def test_rows_of_a_tree_are_those_of_each_branch_read_alone(decoder, start):
+    prefix, ids = some_ids(start), some_ids(len(PARENTS), 1)
+    with torch.inference_mode():
+        decoder.prefill(prefix, cache := decoder.new_cache())
+        found = decoder.tree_logits(ids, PARENTS, cache)
+        features = cache.features[start : cache.length].clone()
+        assert cache.length == start + len(ids)
+        for row in range(len(ids)):
+            rows = branch(row)
+            decoder.prefill(prefix, alone := decoder.new_cache())
+            logits = decoder.logits([ids[r] for r in rows], alone)
+            assert torch.allclose(found[row], logits[-1], atol=2e-5), row
+            assert torch.allclose(features[row], alone.features[alone.length - 1], atol=2e-5), row
+
+
+def test_a_chain_given_as_a_tree_is_the_chain_bit_for_bit(decoder):
+    prefix, ids = some_ids(40), some_ids(5, 1)
+    with torch.inference_mode():
+        decoder.prefill(prefix, cache := decoder.new_cache())
+        whole = decoder.logits(ids, cache)
+        cache.crop(len(prefix))
+        assert decoder.tree_logits(ids, [-1, 0, 1, 2, 3], cache).equal(whole)
+
+
+@pytest.mark.parametrize("kept", [[0], [0, 2], [0, 2, 5, 6], [0, 1, 3], [0, 7]])
+def test_a_kept_branch_is_as_if_it_had_been_read_alone(decoder, kept):
+    prefix, ids = some_ids(250), some_ids(len(PARENTS), 1)
+    after = some_ids(3, 2)
+    with torch.inference_mode():
+        decoder.prefill(prefix, cache := decoder.new_cache())
+        decoder.tree_logits(ids, PARENTS, cache)
+        cache.keep(len(prefix), kept)
+        decoder.prefill(prefix, alone := decoder.new_cache())
+        decoder.logits([ids[row] for row in kept], alone)
+        assert cache.length == alone.length == len(prefix) + len(kept)
+        assert torch.allclose(
+            cache.buffer[:, :, : cache.length], alone.buffer[:, :, : alone.length], atol=2e-5
+        )
+        assert torch.allclose(cache.features[: cache.length], alone.features[: alone.length], atol=2e-5)
+        assert torch.allclose(decoder.logits(after, cache), decoder.logits(after, alone), atol=2e-5)
+
+
+def test_features_are_the_streams_behind_their_layers(decoder):
+    """Against a decoder that ends there: of an inner layer before any norm, of the last one behind it."""
+    ids = some_ids(20)
+    with torch.inference_mode():
+        final = decoder.forward(ids, cache := decoder.new_cache())
+        assert cache.features.shape[1:] == (2, 32)
+        assert cache.features[:20, 1].equal(final)
+        # The norm takes the stream's size away and its own weights are ones here.
+        normed = decoder.forward(ids, decoder.new_cache(), layers=1)
+        inner = cache.features[:20, 0]
+        assert torch.allclose(decoder._normed(inner, decoder.norm), normed, atol=1e-5)
+        assert not torch.allclose(inner, normed, atol=1e-2)
+
+
+def test_features_grow_fork_and_are_cropped_with_the_keys(decoder):
+    ids = some_ids(300)
+    with torch.inference_mode():
+        decoder.prefill(ids, whole := decoder.new_cache())
+        decoder.prefill(ids[:10], cache := decoder.new_cache())
+        copy = cache.fork(6)
+        assert copy.features[:6].equal(cache.features[:6]) and copy.length == 6
+        decoder.prefill(ids[10:], cache)  # more than it had room for
+        decoder.prefill(ids[6:], copy)
+        for one in (cache, copy):
+            assert torch.allclose(one.features[:300], whole.features[:300], atol=2e-5)
+        assert cache.nbytes >= cache.buffer.nbytes + 300 * 2 * 32 * 4
+    assert as_decoder(tiny_llama(0)).new_cache().features.numel() == 0
+
+
+def test_inputs_in_the_place_of_embeddings(decoder):
+    ids = some_ids(7)
+    with torch.inference_mode():
+        wanted = decoder.forward(ids, decoder.new_cache())
+        inputs = decoder.embedding[ids].clone()
+        assert decoder.forward([0] * 7, decoder.new_cache(), inputs=inputs).equal(wanted)
