@@ -28,7 +28,7 @@ from core.models.draft_file import (
     load_metadata,
 )
 from core.models.errors import LoadError
-from core.models.linear import FORMS, reading
+from core.models.linear import FORMS, fitting, reading
 from core.models.memory import PACKED
 
 DEFAULT = "model"  # the embedded pair's own way to draft, of those that ship
@@ -113,8 +113,9 @@ def make(file: Path, lender: Lender, forms: Forms) -> Drafting:
 
 def _model(draft: UnpackedDraft, lender: Lender, forms: Forms) -> tuple[ModelDrafter, str]:
     """Runs on the processor wherever the target does: it shares no more than the embedding with it."""
-    project = FORMS[forms.head](draft.tensors["proj.weight"])
-    score = FORMS[forms.head](lender.rows(draft.head_ids).cpu())
+    make_head = fitting(forms.head)
+    project = make_head(draft.tensors["proj.weight"])
+    score = make_head(lender.rows(draft.head_ids).cpu())
     decoder = Decoder.from_tensors(
         replace(lender.shape, layers=draft.layers),
         draft.tensors,
@@ -152,7 +153,7 @@ def _on_target(draft: UnpackedDraft, lender: Lender, forms: Forms) -> dict[str, 
         head_ids=draft.head_ids,
         rows=lender.rows(draft.head_ids).to(target.device),
         make=FORMS["bfloat16"] if on_card else reading(forms.layers),
-        make_head=FORMS["bfloat16" if on_card else forms.head],
+        make_head=fitting("bfloat16" if on_card else forms.head),
     )
 
 

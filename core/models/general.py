@@ -271,7 +271,8 @@ def _ways(
 def _draft_forms(asked: str) -> distilled.Forms:
     if asked == "none":
         return distilled.Forms("float32", "float32")
-    return distilled.Forms(best_form("int8" if asked == "int8" else "int4"), best_form("int8"))
+    form = best_form("int8" if asked == "int8" else "int4")
+    return distilled.Forms(form, form)
 
 
 def _lender(target: Model, plan: Plan) -> distilled.Lender:

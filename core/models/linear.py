@@ -166,6 +166,13 @@ def dense(dtype: torch.dtype) -> Callable[[torch.Tensor], Linear]:
     return lambda weight: DenseLinear(weight.to(dtype))
 
 
+def fitting(form: str) -> Callable[[torch.Tensor], Linear]:
+    """``FORMS[form]``; in int8 a matrix of a size that the int4 kernel cannot take."""
+    if form == "int4":
+        return lambda weight: (Int4Linear if Int4Linear.takes(weight) else Int8Linear)(weight)
+    return FORMS[form]
+
+
 def reading(form: str) -> Callable[[torch.Tensor], Linear]:
     """``FORMS[form]`` with dense weights beside packed ones where those read prompts faster here."""
     if form == "int4" and has_bfloat16_tiles():

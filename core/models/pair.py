@@ -101,8 +101,8 @@ def build_embedded_pair(
     """The embedded pair from a converted Hugging Face folder and the folder of the drafts that ship.
 
     ``draft`` is another draft for this target, a file or folder, to be the pair's own. Where the processor
-    can, layers run in 4 bits (the target's on the levels of the file they came from) and heads in int8
-    (``core.models.linear``). Raises LoadError.
+    can, layers and the drafts' heads run in 4 bits (the target's layers on the levels of the file they came
+    from) and the target's head in int8 (``core.models.linear``). Raises LoadError.
     """
     progress("Reading the target's weights", None)
     config = json.loads((folder / "config.json").read_text())
@@ -111,8 +111,8 @@ def build_embedded_pair(
     # Copied: a view would keep the whole file in memory.
     embedding = tensors["model.embed_tokens.weight"].clone()
     progress("Packing the weights for this processor", None)
-    forms = distilled.Forms(best_form("int4"), best_form("int8"))
-    head = FORMS[forms.head](embedding)
+    forms = distilled.Forms(best_form("int4"), best_form("int4"))
+    head = FORMS[best_form("int8")](embedding)
     target = Decoder.from_tensors(shape, tensors, reading(forms.layers), embedding, head)
     lender = distilled.Lender(NAME, target, shape, embedding, lambda ids: embedding[ids])
     files, name = distilled.shipped(drafts), distilled.DEFAULT

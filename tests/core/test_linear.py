@@ -12,6 +12,7 @@ from core.models.linear import (
     Int4Linear,
     Nf4Linear,
     best_form,
+    fitting,
     product_dependence,
     quantize_int4,
     reading,
@@ -94,6 +95,11 @@ def test_dense_weights_are_kept_where_they_read_faster(monkeypatch):
     monkeypatch.setattr("core.models.linear.has_bfloat16_tiles", lambda: False)
     assert reading("int4") is FORMS["int4"]
     assert FORMS["int4"](weight()).dense is None
+
+
+def test_a_size_that_int4_cannot_take_becomes_int8():
+    assert [fitting("int4")(weight(out)).form for out in (192, 40)] == ["int4", "int8"]
+    assert fitting("float32") is FORMS["float32"]
 
 
 def test_nf4_is_near_the_dense_product_row_by_row():
