@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from core.drafters.base import Drafter
-from core.drafters.ngram import Lookup, chain_of
+from core.drafters.ngram import Lookup, NgramDrafter, chain_of
 from core.models.base import Cache, Stop
 from core.records import Settings
 from core.sampling import Proposal
@@ -46,14 +46,17 @@ class Both:
 
 
 class AutoDrafter:
-    """``other`` drafts where no repeat is long enough, in its own context."""
+    """``other`` drafts where no repeat is long enough; beyond its context any repeat serves.
+
+    ``context_length`` is the target's.
+    """
 
     name = "auto"
+    short = "no_match"
 
-    def __init__(self, other: Drafter):
+    def __init__(self, other: Drafter, context_length: int):
         self.other = other
-        self.short = other.short
-        self.context_length = other.context_length
+        self.context_length = context_length
 
     def new_state(self) -> Both:
         return Both(Lookup(), self.other.new_state(), self.other.name)
@@ -77,11 +80,12 @@ class AutoDrafter:
     ) -> list[Proposal]:
         state.lookup.read(ids)
         matched, _ = state.lookup.automaton.match
-        if matched >= LONG_MATCH:
-            state.by = "ngram"
+        room = self.other.context_length - len(ids) + 1
+        if matched >= LONG_MATCH or room < 1:
+            state.by = NgramDrafter.name
             return chain_of(state.lookup.continuation(count))
         state.by = self.other.name
-        return self.other.draft(ids, count, settings, uniform, state.state, cache)
+        return self.other.draft(ids, min(count, room), settings, uniform, state.state, cache)
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Both) -> None:
         self.other.observe(ids, logits, state.state)

@@ -33,7 +33,7 @@ def makers(target: Scorer, info: PairInfo, own: Drafting | None) -> dict[str, Ca
         return Drafting(drafter, about(drafter, "n-gram lookup"))
 
     def recycling() -> Drafting:
-        drafter = RecyclingDrafter(target.context_length)
+        drafter = RecyclingDrafter(target.context_length, trees=hasattr(target, "tree_logits"))
         return Drafting(drafter, about(drafter, "token recycling"))
 
     def early_exit() -> Drafting:
@@ -42,9 +42,13 @@ def makers(target: Scorer, info: PairInfo, own: Drafting | None) -> dict[str, Ca
 
     def auto() -> Drafting:
         other = own or recycling()
-        drafter = AutoDrafter(other.drafter)
-        draft = f"n-gram lookup, else {other.about['draft']}"
-        return Drafting(drafter, {**other.about, "draft": draft, "drafter": drafter.name}, other.acceptance)
+        drafter = AutoDrafter(other.drafter, target.context_length)
+        changed = dict(
+            draft=f"n-gram lookup, else {other.about['draft']}",
+            draft_context_length=drafter.context_length,
+            drafter=drafter.name,
+        )
+        return Drafting(drafter, {**other.about, **changed}, other.acceptance)
 
     found = {"ngram": ngram, "recycling": recycling, "auto": auto}
     if isinstance(target, Decoder):

@@ -126,7 +126,7 @@ def test_early_exit_with_all_layers_is_the_target():
 
 
 def test_auto_trusts_a_long_repeat_and_asks_the_model_elsewhere():
-    drafter = AutoDrafter(toy_pair(table(1, 9), table(1, 9)).drafter)
+    drafter = AutoDrafter(toy_pair(table(1, 9), table(1, 9)).drafter, 64)
     state, settings = drafter.new_state(), Settings(temperature=0)
 
     def by(ids):

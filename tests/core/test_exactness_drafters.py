@@ -8,6 +8,8 @@ from collections import Counter
 import pytest
 import torch
 
+from core.auto_k import Costs
+from core.chat import encode_chat
 from core.drafters.auto import AutoDrafter
 from core.drafters.early_exit import EarlyExitDrafter
 from core.drafters.ngram import NgramDrafter
@@ -27,13 +29,15 @@ def _engine(drafter) -> Engine:
     made = {
         "ngram": lambda: NgramDrafter(64),
         "recycling": lambda: RecyclingDrafter(64),
-        "auto": lambda: AutoDrafter(pair.drafter),
-        "auto, recycling": lambda: AutoDrafter(RecyclingDrafter(64)),
+        "auto": lambda: AutoDrafter(pair.drafter, 64),
+        "auto, recycling": lambda: AutoDrafter(RecyclingDrafter(64), 64),
         "auto, failing": lambda: AutoDrafter(
-            toy_pair(table(1, 3), failing(table(2, 3, 1.2), {len(PROMPT) + 1})).drafter
+            toy_pair(table(1, 3), failing(table(2, 3, 1.2), {len(PROMPT) + 1})).drafter, 64
         ),
     }[drafter]()
-    return Engine(dataclasses.replace(pair, drafter=made), batched=False)
+    # Costs that make K = 0 and others the best choice at one acceptance or another.
+    costs = Costs(draft=0.05, verify=(1.0, 1.45, 1.63, 1.9))
+    return Engine(dataclasses.replace(pair, drafter=made, costs=costs), batched=False)
 
 
 CASES = {
@@ -41,7 +45,13 @@ CASES = {
     "ngram, filters": ("ngram", Settings(**FILTERS)),
     "ngram, block": ("ngram", Settings(temperature=1.0, verifier="block")),
     "ngram, penalty": ("ngram", Settings(temperature=1.0, repetition_penalty=1.6)),
+    "ngram, auto K": ("ngram", Settings(temperature=1.0, auto_draft_tokens=True)),
     "recycling": ("recycling", Settings(temperature=1.0)),
+    "recycling, block": ("recycling", Settings(temperature=1.0, verifier="block")),
+    "recycling, tree, auto K": (
+        "recycling",
+        Settings(temperature=1.0, tree_width=2, auto_draft_tokens=True),
+    ),
     "recycling, tree": ("recycling", Settings(temperature=1.0, tree_width=2)),
     "recycling, wide tree": ("recycling", Settings(temperature=0.8, num_draft_tokens=2, tree_width=3)),
     "recycling, tree, filters": ("recycling", Settings(**FILTERS, tree_width=2)),
@@ -60,12 +70,15 @@ CASES = {
 def test_sampled_replies(name):
     drafter, settings = CASES[name]
     engine, counts, fates, by, replies = _engine(drafter), Counter(), Counter(), set(), 700
+    chosen: set[int] = set()
     for seed in range(replies):
         settings = dataclasses.replace(settings, seed=seed, max_new_tokens=LENGTH)
         generation = engine.generate(PROMPT, settings)
         rounds = list(generation)
         for round_ in rounds:
             by.add(round_.drafter)
+            if round_.num_draft_tokens_reason == "auto":
+                chosen.add(round_.num_draft_tokens)
             assert (round_.drafter is None) == (round_.drafted == 0)
             fates.update(token.fate for token in round_.tokens)
         emitted = tuple(t.id for r in rounds for t in r.tokens if t.fate in EMITTED)
@@ -74,6 +87,7 @@ def test_sampled_replies(name):
     expected = joint(table(1, 3, 1.2), settings, LENGTH, 3, prompt=PROMPT)
     assert g_test(counts, expected, replies) > 1e-3
     assert fates[Fate.ACCEPTED] and fates[Fate.REJECTED]
+    assert len(chosen) > 1 or not settings.auto_draft_tokens
     if drafter.startswith("auto"):
         assert by >= {"ngram", "recycling" if "recycling" in drafter else "model"}
 
@@ -98,3 +112,21 @@ def test_early_exit(filters):
     expected = joint(logits_of, settings, 3, 4, prompt=[0, 1, 2])
     assert g_test(counts, expected, replies) > 1e-3
     assert fates[Fate.ACCEPTED] and fates[Fate.REJECTED]
+
+
+@pytest.mark.parametrize(
+    "drafter, width", [("ngram", 1), ("recycling", 1), ("recycling", 2), ("early-exit", 1), ("auto", 1)]
+)
+def test_greedy_speculative_equals_plain_on_the_embedded_pair(embedded_pair, drafter, width):
+    question = "Repeat this line three times: the red fox runs over the old bridge at night."
+    ids = encode_chat(embedded_pair.tokenizer, [{"role": "user", "content": question}])
+    settings = Settings(temperature=0, num_draft_tokens=3, max_new_tokens=40, tree_width=width)
+    engine = Engine(embedded_pair, cache_bytes=0)
+    plain = engine.generate(ids, dataclasses.replace(settings, num_draft_tokens=0))
+    list(plain)
+    generation = engine.generate(ids, settings, drafter=drafter)
+    rounds = list(generation)
+    assert generation.reply.token_ids == plain.reply.token_ids
+    assert any(round_.drafted for round_ in rounds)
+    if drafter != "early-exit":  # which says little on a target that was not trained for it
+        assert any(round_.count(Fate.ACCEPTED) for round_ in rounds)
