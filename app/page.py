@@ -17,6 +17,7 @@ from app.chat import Chat
 from app.choosing import offer
 from app.conversation import Desk
 from app.domains_tab import DomainsTab
+from app.drafters_tab import DraftersTab
 from app.events import AT_ONCE
 from app.loading import Loader
 from app.masthead import masthead
@@ -135,20 +136,26 @@ def build(desk: Desk) -> gr.Blocks:
                 models = ModelsTab(desk, tab)
             with gr.Tab("Domains", id="domains"):
                 domains = DomainsTab(desk)
+            with gr.Tab("Drafters", id="drafters"):
+                drafters = DraftersTab(desk)
         api.add(desk)
         page.load(None, js=MEASURE, **AT_ONCE)
         chat.mount(page)
         domains.mount(page)
-        _watch_loading(page, desk, header, chat, models, panel)
+        drafters.mount(page)
+        _watch_loading(page, desk, header, (chat, models, panel, drafters))
         _follow_offer(desk.loader, tabs, chat, models)
     return page
 
 
 def _watch_loading(
-    page: gr.Blocks, desk: Desk, header: gr.HTML, chat: Chat, models: ModelsTab, panel: SettingsPanel
+    page: gr.Blocks,
+    desk: Desk,
+    header: gr.HTML,
+    parts: tuple[Chat, ModelsTab, SettingsPanel, DraftersTab],
 ) -> None:
     """Keep every open page told of what is loaded and how far loading is, whoever began it."""
-    parts = (chat, models, panel)
+    chat, models, *_ = parts
     seen, timer = gr.State(0), gr.Timer(WATCH_SECONDS)
     watching = [component for part in parts for component in part.watching]
 
@@ -192,7 +199,7 @@ def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False) -> Non
         footer_links=[],
         favicon_path=ASSETS / "logo.svg",
         theme=theme(),
-        css_paths=[ASSETS / "page.css", ASSETS / "domains.css"],
+        css_paths=[ASSETS / name for name in ("page.css", "domains.css", "drafters.css")],
         ssr_mode=False,
         pwa=False,
         mcp_server=False,

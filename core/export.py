@@ -1,6 +1,8 @@
 """The record as CSV: sessions, replies, rounds, tokens, or domains compared.
 
-    python -m core.export --what sessions|replies|rounds|tokens|domains --out FILE [--session ID] [--db FILE]
+    python -m core.export --what WHAT --out FILE [--session ID] [--db FILE]
+
+WHAT is sessions, replies, rounds, tokens, domains or comparisons.
 
 Knows the store and the metrics. Every figure is computed anew from the rounds on record, so that a reply
 without an end has its figures too, and the identities of ``core.metrics`` hold in every row that has counts.
@@ -30,6 +32,8 @@ What a row is:
   those in which the domain occurs; ``*_low`` and ``*_high`` bound the 95% interval from resampling them,
   empty where there is none. ``plain_tokens_per_second`` is the target's own speed with K = 0, where that is
   on record too.
+- ``comparisons``: one for each drafter and domain of each comparison on record (``core.compared``), newest
+  first; ``speedup`` is over plain decoding on the same prompts.
 
 ``session_id``, ``reply_id``, ``round_index`` and ``index`` join the first four. A ``finish_reason`` of
 ``interrupted`` says that no end is on record: the process was killed, or the reply is still being written.
@@ -50,6 +54,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+from core import compared
 from core.domain_table import (
     COMBINATION_NAMES,
     MEASURES,
@@ -103,6 +108,7 @@ COLUMNS: dict[str, tuple[str, ...]] = {
         *COMBINATION_NAMES, "filter_settings", "domain", "replies", *_SUMS, *_SUMS_OF_SUMS, "plain_replies",
         *(name + end for name in _COMPARED for end in ("", "_low", "_high")),
     ),
+    "comparisons": compared.FLAT_NAMES,
 }  # fmt: skip
 
 # Closed under one more apostrophe in front, which is what makes neutralising reversible.
@@ -255,12 +261,19 @@ def _domain_row(choice: Choice, row: DomainRow) -> Row:
     return cells
 
 
+def _comparison_rows(connection: sqlite3.Connection, session_id: str | None) -> Iterator[Row]:
+    """All of them: no session has any."""
+    for comparison in compared.read(connection) if session_id is None else ():
+        yield from compared.flat(comparison)
+
+
 _ROWS = {
     "sessions": _session_rows,
     "replies": _reply_rows,
     "rounds": _round_rows,
     "tokens": _token_rows,
     "domains": _domain_rows,
+    "comparisons": _comparison_rows,
 }
 
 

@@ -70,6 +70,30 @@ def quotient_interval(
     return _middle(np.where(lower > 0, quotients, np.nan), level)
 
 
+def paired_interval(
+    above: tuple[Sequence[float], Sequence[float]],
+    below: tuple[Sequence[float], Sequence[float]],
+    *,
+    level: float = LEVEL,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
+) -> Interval | None:
+    """The interval of one such ratio over another where entry i of all four belongs to one cluster i.
+
+    A cluster (a prompt that both sides answered) is drawn with both its sides, so that what they have in
+    common does not widen the interval. None as in ``quotient_interval``. Raises ValueError for lengths that
+    differ.
+    """
+    if len(above[0]) != len(below[0]):
+        raise ValueError("Each cluster needs both sides.")
+    upper, lower = (_ratios(*part, resamples, np.random.default_rng(seed)) for part in (above, below))
+    if upper is None or lower is None:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotients = upper / lower
+    return _middle(np.where(lower > 0, quotients, np.nan), level)
+
+
 def _ratios(
     numerators: Sequence[float], denominators: Sequence[float], resamples: int, rng: np.random.Generator
 ) -> np.ndarray | None:

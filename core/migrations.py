@@ -191,6 +191,45 @@ def m008_drafters_and_lossy_rules(db: Database) -> None:
     """)
 
 
+@migrations()
+def m009_comparisons(db: Database) -> None:
+    # settings: those of core.records.Settings, as JSON. A reply has the sums its figures are made of.
+    db.executescript("""
+        CREATE TABLE comparisons (
+            id TEXT PRIMARY KEY,
+            created TEXT NOT NULL,
+            pair TEXT NOT NULL,
+            target TEXT NOT NULL,
+            settings TEXT NOT NULL,
+            exact INTEGER NOT NULL,
+            prompts INTEGER NOT NULL,
+            complete INTEGER NOT NULL
+        );
+        CREATE TABLE compared_replies (
+            comparison_id TEXT NOT NULL REFERENCES comparisons(id) ON DELETE CASCADE,
+            number INTEGER NOT NULL,
+            drafter TEXT NOT NULL,
+            draft TEXT NOT NULL,
+            domain TEXT NOT NULL,
+            prompt_id TEXT NOT NULL,
+            rounds INTEGER NOT NULL,
+            rounds_with_drafts INTEGER NOT NULL,
+            accepted INTEGER NOT NULL,
+            rejected INTEGER NOT NULL,
+            discarded INTEGER NOT NULL,
+            resampled INTEGER NOT NULL,
+            bonus INTEGER NOT NULL,
+            plain INTEGER NOT NULL,
+            overlaps INTEGER NOT NULL,
+            overlap REAL NOT NULL,
+            draft_seconds REAL NOT NULL,
+            target_seconds REAL NOT NULL,
+            overhead_seconds REAL NOT NULL,
+            PRIMARY KEY (comparison_id, number)
+        ) WITHOUT ROWID;
+    """)
+
+
 def is_newer(db: Database) -> bool:
     """Whether a later Redline made this database: it has been through a migration that is not known here."""
     return any(migration.name not in _known() for migration in migrations.applied(db))

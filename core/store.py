@@ -37,6 +37,8 @@ from typing import TypeVar
 
 from sqlite_utils import Database
 
+from core import compared
+from core.compared import Comparison
 from core.metrics import Tally
 from core.migrations import is_newer, migrate
 from core.records import PairInfo, Reply, Round, Settings, Token
@@ -358,12 +360,27 @@ class Store:
         """Deletes everything and shrinks the file. False, with a ``problem``, if it is not all gone."""
 
         def job(connection: sqlite3.Connection) -> None:
-            for table in ("tokens", "rounds", "replies", "messages", "conversations"):
+            tables = ("tokens", "rounds", "replies", "messages", "conversations")
+            for table in (*tables, "compared_replies", "comparisons"):
                 connection.execute(f"DELETE FROM {table}")
 
         return self._delete(job, lambda reply: True, shrink=True)
 
+    def add_comparison(self, comparison: Comparison) -> None:
+        """Enters a comparison of drafters, or what was measured of it since it was entered."""
+        self._write(lambda connection: compared.write(connection, comparison))
+
+    def delete_comparison(self, comparison_id: str) -> bool:
+        """Deletes a comparison. False, with a ``problem``, if it is not gone."""
+        return self._delete(
+            lambda connection: compared.delete(connection, comparison_id), lambda reply: False
+        )
+
     # --- Reading
+
+    def comparisons(self, limit: int | None = None) -> list[Comparison]:
+        """The comparisons on record, newest first; none where they cannot be read."""
+        return self._read(lambda connection: compared.read(connection, limit), [])
 
     def conversation(self, conversation_id: str) -> StoredConversation | None:
         """A conversation as it was, or None when it is not on record or cannot be read."""

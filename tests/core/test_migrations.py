@@ -25,6 +25,7 @@ NAMES = [
     "m006_block_verification",
     "m007_auto_draft_tokens",
     "m008_drafters_and_lossy_rules",
+    "m009_comparisons",
 ]
 
 
