@@ -68,7 +68,7 @@ def distill(
     domains = [chat.domain(tokenizer) for chat in judged]
     draft, head_ids = begin(recipe, target, train_on, plan.seed)
 
-    watched = _first(judged, domains, WATCHED)
+    watched = first_of_each(domains, WATCHED)
     shown = ""
 
     def after_step(state: State) -> None:
@@ -90,7 +90,7 @@ def distill(
     # As it will run: what packing costs is in the figures.
     draft.take(unpack(pack(tensors)))
     found = alpha(draft, target, head_ids, held, domains) if held is not None else {}
-    few = _first(judged, domains, SAMPLE)
+    few = first_of_each(domains, SAMPLE)
     sample = alpha(draft, target, head_ids, *_chosen(held, domains, few)) if held is not None else {}
     about = metadata(draft, target, f"{origin} {_how(train_on, recipe, plan, state)}", licence, found, sample)
     write_folder(folder, tensors, head_ids, about)
@@ -117,7 +117,7 @@ def begin(recipe: Recipe, target: Target, corpus: Corpus, seed: int) -> tuple[Dr
     return draft.to(target.device), start.head_ids
 
 
-def _first(corpus: Corpus, domains: Sequence[str], count: int) -> list[int]:
+def first_of_each(domains: Sequence[str], count: int) -> list[int]:
     """The first ``count`` chats of each domain."""
     return [n for n, domain in enumerate(domains) if list(domains[:n]).count(domain) < count]
 
