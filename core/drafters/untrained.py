@@ -13,13 +13,16 @@ from core.models.base import Scorer
 from core.models.decoder import Decoder
 from core.records import PairInfo
 
+# What automatic K begins by expecting: the share of tested drafts that stood, on the embedded target.
+EXPECTED = {"ngram": 0.6, "recycling": 0.35, "early-exit": 0.05}
+
 
 def makers(target: Scorer, info: PairInfo, own: Drafting | None) -> dict[str, Callable[[], Drafting]]:
     """By name. ``info`` is the target's as it runs; ``own`` the pair's own way to draft, None without one."""
 
-    def about(drafter: Drafter, draft: str, weights: bool = False) -> dict[str, object]:
+    def drafting(drafter: Drafter, draft: str, weights: bool = False) -> Drafting:
         """``weights``: the target's own are run."""
-        return dict(
+        about = dict(
             draft=draft,
             draft_fingerprint=info.target_fingerprint if weights else "",
             draft_quantization=info.quantization if weights else "none",
@@ -27,18 +30,18 @@ def makers(target: Scorer, info: PairInfo, own: Drafting | None) -> dict[str, Ca
             draft_context_length=drafter.context_length,
             drafter=drafter.name,
         )
+        return Drafting(drafter, about, EXPECTED[drafter.name])
 
     def ngram() -> Drafting:
-        drafter = NgramDrafter(target.context_length)
-        return Drafting(drafter, about(drafter, "n-gram lookup"))
+        return drafting(NgramDrafter(target.context_length), "n-gram lookup")
 
     def recycling() -> Drafting:
         drafter = RecyclingDrafter(target.context_length, trees=hasattr(target, "tree_logits"))
-        return Drafting(drafter, about(drafter, "token recycling"))
+        return drafting(drafter, "token recycling")
 
     def early_exit() -> Drafting:
         drafter = EarlyExitDrafter(target)
-        return Drafting(drafter, about(drafter, f"the target's first {drafter.layers} layers", True))
+        return drafting(drafter, f"the target's first {drafter.layers} layers", weights=True)
 
     def auto() -> Drafting:
         other = own or recycling()

@@ -163,6 +163,7 @@ def test_any_pair_offers_them_by_name():
     assert pair.drafting("plain").drafter is None and pair.drafting(None) is pair
     alone = makers(as_decoder(tiny_llama(1)), pair.info, None)
     assert alone["auto"]().drafter.other.name == "recycling"
+    assert alone["auto"]().acceptance == alone["recycling"]().acceptance > alone["early-exit"]().acceptance
     assert alone["early-exit"]().about["draft"] == "the target's first 1 layers"
     with pytest.raises(PromptError, match="no drafter 'eagle': choose one of model, ngram"):
         Engine(pair).generate([1], Settings(), drafter="eagle")
