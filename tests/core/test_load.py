@@ -17,9 +17,10 @@ from core.chat import NO_TEMPLATE, encode_chat
 from core.engine import Engine
 from core.models import general, load, quantize
 from core.models.decoder import Decoder
+from core.models.draft_file import embedding_fingerprint, load_metadata, save_draft
 from core.models.errors import LoadError
 from core.models.general import LEAN_FORMS, choose_device, suggested_settings
-from core.models.linear import best_form
+from core.models.linear import FORMS, best_form
 from core.models.load import load_pair
 from core.models.rows import row_dependence
 from core.models.spec import PairSpec, embedded_spec
@@ -34,6 +35,7 @@ from tests.core.models_on_disk import (
     write_model,
     write_pair,
 )
+from tests.core.toy_drafts import eagle_tensors, medusa_tensors
 from tests.core.toys import table, toy_pair
 
 QUESTION = [{"role": "user", "content": "When does the tide come in?"}]
@@ -531,6 +533,108 @@ def test_the_embedded_draft_goes_with_the_embedded_target_only(folder):
         load_pair(spec(folder, "embedded"))
 
 
+def write_draft(folder, target, kind, changes=()):
+    """A random draft of this kind for the model in the folder ``target``, as ``core.distill`` writes it."""
+    weights = load_file(target / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    decoder = Decoder.from_model(
+        AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), FORMS["float32"]
+    )
+    decoder.feature_layers = (0, 1)
+    eagle, medusa = eagle_tensors(decoder), medusa_tensors(decoder)
+    not_of_model = ("features.weight", "token.weight", "state.weight")
+    tensors = {
+        "model": {name: tensor for name, tensor in eagle.items() if name not in not_of_model},
+        "eagle": eagle,
+        "medusa": medusa,
+    }[kind]
+    metadata = {
+        "kind": kind,
+        "target": "the tiny one",
+        "target_fingerprint": embedding_fingerprint(embedding),
+        "feature_layers": {"model": "", "eagle": "0,1", "medusa": "1"}[kind],
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(metadata | dict(changes)))
+    head_ids = torch.arange(0, VOCABULARY, 2)
+    save_draft(tensors | {"head_token_ids": head_ids}, folder / "draft.safetensors", metadata | dict(changes))
+    return folder
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["model", "eagle", "medusa"])
+def test_a_folder_of_core_distill_drafts_for_its_target(kind, tied, tmp_path):
+    target = write_model(tmp_path / "target", "llama", 1, tie_word_embeddings=tied)
+    draft = write_draft(tmp_path / "draft", target, kind)
+    pair = load_pair(spec(target, draft, quantize="int8"))
+    assert pair.drafter.name == pair.info.drafter == kind and pair.info.quantization == "int8"
+    assert pair.info.draft_fingerprint == load_metadata(draft)["fingerprint"]
+    assert pair.info.draft_context_length == CONTEXT
+    assert {kind, "ngram", "recycling", "early-exit", "auto", "plain"} == set(pair.drafters)
+    # The head's rows are the target's own, as near as int8 keeps them where they are no embedding.
+    weights = load_file(target / "model.safetensors")
+    rows = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])[::2]
+    lender = general._lender(pair.target, general.plan_models(spec(target, draft))[0])
+    assert torch.allclose(lender.rows(pair.drafter.head_ids), rows, atol=rows.abs().max().item() / 100)
+    plain, _ = reply(pair, 0)
+    for k in (1, 4):
+        answer, tokens = reply(pair, k)
+        assert answer.token_ids == plain.token_ids and answer.error is None
+        assert any(token.drafted for token in tokens)
+
+
+def test_a_draft_made_for_another_target_is_refused(tmp_path, folder):
+    other = write_model(tmp_path / "other", "llama", 2)
+    for kind in ("model", "eagle"):
+        draft = write_draft(tmp_path / kind, other, kind)
+        with pytest.raises(LoadError, match="made for the tiny one .* not for .*tiny-llama"):
+            load_pair(spec(folder, draft))
+        assert load_pair(spec(other, draft)).drafter.name == kind
+
+
+def test_a_draft_that_looks_into_a_target_needs_a_lean_one(tmp_path, folder, monkeypatch):
+    draft = write_draft(tmp_path / "draft", folder, "eagle")
+    small = write_draft(tmp_path / "small", folder, "model")
+    monkeypatch.setattr(general, "lean_reason", lambda config: "a test says so")
+    with pytest.raises(LoadError, match="of kind eagle, which looks into its target"):
+        load_pair(spec(folder, draft))
+    pair = load_pair(spec(folder, small))
+    assert "early-exit" not in pair.drafters and reply(pair, 3)[0].token_ids == reply(pair, 0)[0].token_ids
+
+
+def test_a_distilled_draft_has_no_form_of_bitsandbytes(tmp_path, folder):
+    draft = write_draft(tmp_path / "draft", folder, "eagle")
+    with pytest.raises(LoadError, match="cannot run as nf4: choose --draft-quantize int4, int8 or none"):
+        load_pair(spec(folder, draft, draft_quantize="nf4"))
+
+
+def test_a_damaged_draft_leaves_one_sentence(tmp_path, folder):
+    draft = write_draft(tmp_path / "draft", folder, "medusa")
+    (draft / "draft.safetensors").write_bytes(b"nothing")
+    with pytest.raises(LoadError, match="cannot be read .*: fetch it anew"):
+        load_pair(spec(folder, draft))
+
+
+def test_a_draft_of_a_later_kind_is_refused(tmp_path, folder):
+    draft = write_draft(tmp_path / "draft", folder, "model", {"kind": "oracle"})
+    with pytest.raises(LoadError, match="kind unknown here .oracle.: update Redline"):
+        load_pair(spec(folder, draft))
+
+
+def test_every_pair_offers_what_needs_no_training(folder):
+    pair = load_pair(spec(folder))
+    assert pair.drafters == ("early-exit", "ngram", "recycling", "auto", "plain")
+    engine = Engine(pair)
+    plain, _ = reply(pair, 0, engine=engine)
+    for name in pair.drafters:
+        generation = engine.generate(
+            encode_chat(pair.tokenizer, QUESTION),
+            Settings(temperature=0, num_draft_tokens=3, max_new_tokens=24),
+            drafter=name,
+        )
+        assert list(generation) and generation.reply.token_ids == plain.token_ids
+
+
 def test_a_card_that_is_not_there(folder, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(LoadError, match="no CUDA card"):
@@ -543,10 +647,13 @@ def test_a_card_that_is_not_there(folder, monkeypatch):
 # The embedded models.
 
 
-def test_the_embedded_pair_without_wishes_takes_the_lean_path(monkeypatch):
+def test_the_embedded_pair_without_wishes_takes_the_lean_path(monkeypatch, tmp_path, folder):
     lean = toy_pair(table(1, 3), table(2, 3))
-    monkeypatch.setattr(load, "load_embedded", lambda progress: lean)
     automatic = dict(quantize="auto", draft_quantize="auto", device="auto")
+    draft = write_draft(tmp_path / "draft", folder, "eagle")
+    monkeypatch.setattr(load, "load_embedded", lambda progress, draft: draft)
+    assert load_pair(spec("embedded", draft, **automatic)) == draft
+    monkeypatch.setattr(load, "load_embedded", lambda progress: lean)
     assert load_pair(spec("embedded", "embedded", **automatic)) is lean
     alone = load_pair(spec("embedded", **automatic))
     assert alone.target is lean.target and alone.drafter is None

@@ -1,17 +1,23 @@
-"""The embedded pair as it runs: what it says of itself, rows, and speculative against plain."""
+"""Pairs and their ways to draft; the embedded one as it runs: rows, and speculative against plain."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
 import torch
 
 from core.chat import encode_chat
+from core.drafters.base import Drafting
 from core.engine import Engine
+from core.models.draft_file import load_draft
+from core.models.embedded import DRAFT_FILE
 from core.models.linear import FORMS
 from core.prompts import load_prompts
 from core.records import Settings
+from core.text import PromptError
+from tests.core.toys import table, toy_pair
 
 
 def test_it_says_what_it_is(embedded_pair):
@@ -50,10 +56,10 @@ def test_a_prompt_read_in_two_parts_leaves_the_keys_of_one_reading(embedded_pair
             assert parts.buffer.equal(whole.buffer), cut
 
 
-def greedy_ids(pair, prompt: str, k: int, length: int) -> tuple[int, ...]:
+def greedy_ids(pair, prompt: str, k: int, length: int, width: int = 1, name=None) -> tuple[int, ...]:
     ids = encode_chat(pair.tokenizer, [{"role": "user", "content": prompt}])
-    settings = Settings(temperature=0, num_draft_tokens=k, max_new_tokens=length)
-    generation = Engine(pair).generate(ids, settings)
+    settings = Settings(temperature=0, num_draft_tokens=k, max_new_tokens=length, tree_width=width)
+    generation = Engine(pair).generate(ids, settings, drafter=name)
     assert list(generation)
     return generation.reply.token_ids
 
@@ -78,3 +84,60 @@ def test_greedy_speculative_equals_plain_at_length(embedded_pair, prompt):
             logits = embedded_pair.target.next_logits([*ids, *plain[:at]], embedded_pair.target.new_cache())
         best = logits.topk(2).values
         pytest.fail(f"differs at token {at}, where the two best logits lie {best[0] - best[1]:.4f} apart")
+
+
+def test_it_offers_what_ships_and_what_needs_no_training(embedded_pair):
+    offered = {path.stem.removeprefix("draft-") for path in DRAFT_FILE.parent.glob("*.safetensors")}
+    assert set(embedded_pair.drafters) == {*offered, "early-exit", "ngram", "recycling", "auto", "plain"}
+    for kind in offered:
+        file = DRAFT_FILE.with_name(f"draft-{kind}.safetensors")
+        assert set(load_draft(file).feature_layers) <= set(embedded_pair.target.feature_layers)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_greedy_replies_of_trained_drafters_are_the_targets_own(embedded_pair, name, width):
+    if name not in embedded_pair.drafters:
+        pytest.skip(f"no draft of kind {name} ships")
+    prompt = load_prompts()[0].prompt
+    plain = greedy_ids(embedded_pair, prompt, 0, 24)
+    assert greedy_ids(embedded_pair, prompt, 4, 24, width, name) == plain
+    info = embedded_pair.drafting(name).info
+    assert info.drafter == name and len(info.draft_fingerprint) == 64
+    assert info.target_fingerprint == embedded_pair.info.target_fingerprint
+
+
+def some_pair(made: list[str]):
+    """A toy pair that offers n-grams and EAGLE; making one of them leaves its name in ``made``."""
+    pair = toy_pair(table(1, 3), table(2, 3))
+
+    def maker(name: str):
+        def make() -> Drafting:
+            made.append(name)
+            return Drafting(toy_pair(table(1, 3), table(3, 3)).drafter, {"drafter": name, "draft": name}, 0.3)
+
+        return make
+
+    return dataclasses.replace(pair, others={name: maker(name) for name in ("ngram", "eagle")})
+
+
+def test_another_way_to_draft_is_made_at_its_first_use_and_once():
+    pair = some_pair(made := [])
+    assert pair.drafters == ("model", "eagle", "ngram", "plain") and not made
+    assert pair.drafting(None) is pair.drafting("model") is pair
+    eagle = pair.drafting("eagle")
+    assert pair.drafting("eagle") is eagle and made == ["eagle"]
+    assert (eagle.info.drafter, eagle.info.draft, eagle.acceptance, eagle.costs) == (
+        "eagle",
+        "eagle",
+        0.3,
+        None,
+    )
+    assert eagle.target is pair.target and eagle.info.target == pair.info.target
+    plain = pair.drafting("plain")
+    assert plain.drafter is None and (plain.info.draft, plain.info.drafter) == ("", "plain")
+
+
+def test_a_way_that_is_not_offered_is_refused_in_a_sentence():
+    with pytest.raises(PromptError, match="no drafter 'medusa': choose one of model, eagle, ngram, plain"):
+        some_pair([]).drafting("medusa")
