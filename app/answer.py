@@ -45,6 +45,7 @@ class Answer:
         self.reply: Reply | StoredReply | None = None
         self.error: str | None = None
         self.had_to_wait = False
+        self.measuring = False  # while it is timed what passes with its drafter cost
         self.generation: Any = None  # while it is written
         self.cancel = threading.Event()
         self.done = threading.Event()
@@ -98,6 +99,14 @@ class Answer:
     def drafted(self) -> bool:
         """Whether drafts are made in it: the target does not write alone."""
         return self.settings.num_draft_tokens > 0 and self.info.drafter != "plain"
+
+    @property
+    def not_exact(self) -> str:
+        """What to write over a reply whose rule is not exact; "" where it is as the target alone writes."""
+        if self.settings.exact:
+            return ""
+        threshold = self.settings.acceptance_threshold
+        return f"not exact: {self.settings.verifier}" + ("" if threshold is None else f" {threshold:g}")
 
     @property
     def chooses_k(self) -> bool:

@@ -105,32 +105,41 @@ def _best(token: Token, texts: Mapping[int, str]) -> str | None:
     return quote(texts[best]) if texts.get(best) else f"id {best}"
 
 
-def _by_lossy_rule(token: Token) -> str:
-    """Of a token that a rule without a draw kept or refused: what it had, and what the rule does here."""
-    kept = "kept" if token.fate is Fate.ACCEPTED else "struck out"
+def _by_lossy_rule(token: Token, rule: str, threshold: float | None) -> str:
+    """Of a token that a rule of ``core.lossy`` kept or refused: its test in numbers, and its drift."""
+    no, done = ("", "kept") if token.fate is Fate.ACCEPTED else ("not ", "struck out")
+    p, q = f"p(x) = {number(token.p, 2)}", f"q(x) = {number(token.q, 2)}"
+    bar = number(threshold)
+    tests = {
+        "greedy": f"{p} is {no}the highest that the target gives here ({q})",
+        "threshold": f"{p} is {no}above the bar of {bar} ({q})",
+        "draft-ratio": f"{q} is {no}at least {bar} times {p}",
+        "target-ratio": f"{p} is {no}at least {bar} times {q}",
+        "typical": f"{p} is {no}above the lesser of ε and √ε · exp(−H(p)), where ε = {bar} ({q})",
+    }
     return (
-        f"The draft gave {name(token)} {number(token.q, 2)}, the target {number(token.p, 2)}, and the rule, "
-        f"which is not exact, had it {kept}. At this position what the rule writes differs from what the "
-        f"target would by {number(token.drift, 2)} in total variation."
+        f"By the rule {rule}, which is not exact: {tests[rule]}, so {name(token)} was {done}, without a "
+        "draw. At this position the rule's output differs from the target's by "
+        f"{number(token.drift, 2)} in total variation."
     )
 
 
-def _tried_before(token: Token, round: Round) -> str:
-    """In a tree: what was tried at this place before ``token`` and refused, as a sentence; "" if nothing."""
-    elder = [
-        t
-        for t in round.tokens
-        if t.fate is Fate.REJECTED and t.parent == token.parent and t.index < token.index
+def _elder(token: Token, round: Round) -> list[Token]:
+    """In a tree: the siblings of ``token`` that were tried before it and refused."""
+    return [
+        other
+        for other in round.tokens
+        if other.fate is Fate.REJECTED and other.parent == token.parent and other.index < token.index
     ]
-    if not elder or token.fate is Fate.RESAMPLED:
-        return ""
-    refused = " and ".join(f"{name(t)} ({_figures(t)})" for t in elder if _test(t))
+
+
+def _tried_before(token: Token, round: Round) -> str:
+    """What was tried at the place of a tested draft before it, as a sentence; "" if nothing."""
+    refused = " and ".join(f"{name(t)} ({_figures(t)})" for t in _elder(token, round) if _test(t))
     return f" Tried before it and refused: {refused}; p is what they left." if refused else ""
 
 
 def _accepted(token: Token, greedy: bool) -> str:
-    if token.drift is not None:
-        return _by_lossy_rule(token)
     if greedy:
         return f"The target's most likely token is {name(token)}; the draft proposed it, so it was kept."
     if token.p is None or token.q is None:
@@ -157,8 +166,6 @@ def _accepted_in_block(token: Token) -> str:
 
 
 def _rejected(token: Token, round: Round, greedy: bool, texts: Mapping[int, str]) -> str:
-    if token.drift is not None:
-        return _by_lossy_rule(token)
     if greedy:
         best = _best(token, texts) or next(
             (name(t) for t in round.tokens if t.fate is Fate.RESAMPLED and t.position == token.position), None
@@ -275,13 +282,22 @@ def _kept_beside(token: Token, round: Round) -> Token | None:
     return None
 
 
-def explain(token: Token, round: Round, temperature: float, texts: Mapping[int, str]) -> str:
-    """Why ``token`` of ``round`` stands there (or does not), in one sentence.
+def explain(
+    token: Token,
+    round: Round,
+    temperature: float,
+    texts: Mapping[int, str],
+    rule: str = "token",
+    threshold: float | None = None,
+) -> str:
+    """Why ``token`` of ``round`` stands there (or does not), in a sentence or two.
 
-    ``texts`` maps token ids to their text; it may lack ids. Figures that are None are left
-    out of the sentence.
+    ``texts`` maps token ids to their text; it may lack ids. ``rule`` and ``threshold`` are ``verifier`` and
+    ``acceptance_threshold`` of the reply's settings. Figures that are None are left out of the sentence.
     """
     greedy = temperature == 0
+    if token.drift is not None:
+        return _by_lossy_rule(token, rule, threshold)
     if token.fate is Fate.ACCEPTED:
         return _accepted(token, greedy) + _tried_before(token, round)
     if token.fate is Fate.REJECTED:
@@ -297,21 +313,19 @@ def explain(token: Token, round: Round, temperature: float, texts: Mapping[int, 
 
 def siblings(token: Token, round: Round) -> list[list[str]]:
     """The other candidates a tree had for the place of ``token``, in the order tried; none in a chain."""
-    return (
-        [
-            [name(other), other.fate.value, number(other.p, 2), number(other.q, 2)]
-            for other in round.tokens
-            if other.drafted and other.parent == token.parent and other.index != token.index
-            if token.drafted or other.position == token.position
-        ]
-        if _is_tree(round)
-        else []
-    )
+    if not is_tree(round):
+        return []
+    return [
+        [name(other), other.fate.value, number(other.p, 2), number(other.q, 2)]
+        for other in round.tokens
+        if other.drafted and other.parent == token.parent and other.index != token.index
+    ]
 
 
-def _is_tree(round: Round) -> bool:
-    parents = [token.parent for token in round.tokens if token.drafted]
-    return len(set(parents)) < len(parents)
+def is_tree(round: Round) -> bool:
+    """Whether the round had several candidates for one position."""
+    positions = [token.position for token in round.tokens if token.drafted]
+    return len(set(positions)) < len(positions)
 
 
 def locate(rounds: Sequence[Round], i: int) -> tuple[Round, int]:
@@ -328,11 +342,17 @@ def locate(rounds: Sequence[Round], i: int) -> tuple[Round, int]:
 
 
 def token_details(
-    round: Round, token_index: int, temperature: float, decode: Callable[[list[int]], list[str]]
+    round: Round,
+    token_index: int,
+    temperature: float,
+    decode: Callable[[list[int]], list[str]],
+    rule: str = "token",
+    threshold: float | None = None,
 ) -> dict:
     """All that the card of one token shows, as plain data for the page.
 
-    ``token_index`` is the token's place in ``round.tokens``; ``decode`` gives one text for each id of a list.
+    ``token_index`` is the token's place in ``round.tokens``; ``decode`` gives one text for each id of a list;
+    ``rule`` and ``threshold`` as in ``explain``.
     Keys: ``fate``, ``sentence``, ``round``, ``siblings`` (what else a tree proposed at this place: lists of
     [text, fate, written p, written q]), ``figures`` (a list of [name, value, meaning], values already
     written for people), ``titles`` (of the two lists that follow), ``top_p`` and ``top_q`` (lists of [text,
@@ -360,6 +380,8 @@ def token_details(
     if token.drift is not None:
         figures[2] = ["p / q", number(ratio), "what the exact rule would keep it with, at most 1"]
         figures[3] = ["drift", number(token.drift), "how far the rule moves this position's token from p"]
+    if token.drafted and _elder(token, round):
+        figures[0][2] = "the target's probability of this token, of what its refused siblings left"
     if temperature == 0:
         meaning = "the target's probability at temperature 1, with no filter"
         figures.insert(1, ["p_raw", number(token.p_raw), meaning])
@@ -369,8 +391,9 @@ def token_details(
 
     return {
         "fate": token.fate.value,
-        "sentence": explain(token, round, temperature, texts),
+        "sentence": explain(token, round, temperature, texts, rule, threshold),
         "round": f"round {round.index + 1}, K = {round.num_draft_tokens} ({reason})"
+        + (f", a tree of {round.drafted} drafts" if is_tree(round) else "")
         + (f", drafts by {round.drafter}" if round.drafter else "")
         + f", token id {token.id}",
         "siblings": siblings(token, round),

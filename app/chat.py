@@ -318,7 +318,7 @@ class Chat:
             self.desk.set_system(conversation, system)
             return self.desk.ask(conversation, message, *choices.of_reply)
 
-        yield from self._write(conversation, browser, begin, {self.message: ""})
+        yield from self._write(conversation, browser, begin, {self.message: ""}, self._making(panel))
 
     def answer_again(self, session: str, browser: object, system: str, *panel: object) -> Iterator[dict]:
         """Answer the last message once more, with the settings as they are now."""
@@ -329,7 +329,7 @@ class Chat:
             self.desk.set_system(conversation, system)
             return self.desk.again(conversation, *choices.of_reply)
 
-        yield from self._write(conversation, browser, begin, {})
+        yield from self._write(conversation, browser, begin, {}, self._making(panel))
 
     def answer_plainly(self, session: str, browser: object, record: bool) -> Iterator[dict]:
         """Repeat the last reply with the target alone and compare the two speeds."""
@@ -339,10 +339,16 @@ class Chat:
         )
 
     def _write(
-        self, conversation: Conversation, browser: object, begin: Callable[[], Answer], first: dict
+        self,
+        conversation: Conversation,
+        browser: object,
+        begin: Callable[[], Answer],
+        first: dict,
+        making: bool = False,
     ) -> Iterator[dict]:
         """Begin a reply and show it until it ends. If it cannot be begun, say why and change nothing.
 
+        ``making``: a drafter has to be made before, which takes a moment and is said.
         What the browser keeps is in every update: Gradio would overwrite it with an update's absence.
         """
         try:
@@ -352,14 +358,19 @@ class Chat:
             yield {self.browser: browser}
             return
         try:
+            if making:
+                yield {self.status: _said(MAKING), self.browser: browser}
             answer = begin()
             yield {**self._everything(conversation), self.browser: remembered(conversation), **first}
             yield from self._follow(conversation, answer)
         except (Refused, SettingsError, PromptError) as error:
             gr.Warning(str(error))
-            yield {self.browser: browser}
+            yield {self.browser: browser, self.status: self._status(conversation.current)}
         finally:  # also when the tab was closed
             conversation.release()
+
+    def _making(self, panel: tuple) -> bool:
+        return self.desk.has_to_make(panel[self.panel.inputs.index(self.panel.drafter)])
 
     def _follow(self, conversation: Conversation, answer: Answer) -> Iterator[dict]:
         """What changes on the page until the reply has ended, or the page has left the conversation."""
@@ -436,10 +447,10 @@ class Chat:
         return {self.read: chat_messages(conversation)}
 
     def _status(self, answer: Answer | None) -> str:
-        sentence = "" if answer is None else status(answer)
-        return f"<p role='status'>{as_html(sentence)}</p>" if sentence else ""
+        return _said("" if answer is None else status(answer))
 
 
+MAKING = "Making the drafter: once."
 WELCOME = """<div class="welcome-text">
 <p class="welcome-lead">A small model writes ahead. A big one edits.</p>
 <p>Ask something and read the manuscript with its corrections: which words were drafted and kept, which were
@@ -466,6 +477,10 @@ def value_of(shown: dict, component: Any) -> dict:
     return {"value": shown[component]} if component in shown else {}
 
 
+def _said(sentence: str) -> str:
+    return f"<p role='status'>{as_html(sentence)}</p>" if sentence else ""
+
+
 def status(answer: Answer) -> str:
     """Where the reply stands, in one sentence."""
     if not answer.done.is_set():
@@ -473,6 +488,8 @@ def status(answer: Answer) -> str:
             return "Stopping."
         if answer.rounds:
             return "Writing."
+        if answer.measuring:
+            return "Measuring what a pass with this drafter costs, to choose K by: once."
         if answer.had_to_wait and answer.reused_tokens is None:  # its turn has not come
             return "Waiting for another reply to end."
         return "Reading the prompt."

@@ -28,7 +28,7 @@ from app.token_view import encode_user
 from core.chat import Prompt, as_message, fit_chat, prompt_limit
 from core.metrics import Figures, measured_speedup
 from core.models.errors import LoadError
-from core.records import PairInfo, Settings
+from core.records import EXACT_VERIFIERS, PairInfo, Settings
 from core.store import Store, StoredConversation
 from core.text import clean_text
 
@@ -85,8 +85,11 @@ class Turn:
         measured, captions = self.speedup, ["", PLAIN_CAPTION]
         if measured and measured[2] is not None:
             captions[0] = f"speculative: measured {measured[2]:.2f}× the plain speed"
-        answers = zip(self.shown, captions, strict=False)
-        return encode_user(self.question) + "".join(answer.drawn(caption) for answer, caption in answers)
+        answers = [
+            answer.drawn(" · ".join(filter(None, (caption, answer.not_exact))))
+            for answer, caption in zip(self.shown, captions, strict=False)
+        ]
+        return encode_user(self.question) + "".join(answers)
 
 
 class Conversation:
@@ -210,6 +213,7 @@ class Desk:
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._logged: str | None = None
+        self._made: set[tuple[PairInfo, str | None]] = set()  # drafters that were asked of pairs
 
     @property
     def engine(self) -> Any | None:
@@ -281,7 +285,16 @@ class Desk:
         def texts(ids: Sequence[int]) -> list[str]:
             return [tokenizer.decode([id]) if tokenizer else "" for id in ids]
 
-        return token_details(round, index, answer.settings.temperature, texts)
+        settings = answer.settings
+        rule, threshold = settings.verifier, settings.acceptance_threshold
+        return token_details(round, index, settings.temperature, texts, rule, threshold)
+
+    def has_to_make(self, drafter: str | None) -> bool:
+        """Whether the next reply with this drafter of the loaded pair has to make it first."""
+        engine = self.engine
+        if engine is None or drafter in (None, "", engine.pair.info.drafter):
+            return False
+        return (engine.pair.info, drafter) not in self._made
 
     def ask(
         self,
@@ -336,6 +349,8 @@ class Desk:
                 "load that pair again to compare, or regenerate the reply."
             )
         settings = dataclasses.replace(first.settings, num_draft_tokens=0, auto_draft_tokens=False)
+        if not settings.exact:  # the target alone is exact, whatever rule is compared with it
+            settings = dataclasses.replace(settings, verifier=EXACT_VERIFIERS[0], acceptance_threshold=None)
         prompt = first.prompt
         if prompt is None:
             prompt = _fit(pair, conversation.messages(until=conversation.last), settings)
@@ -390,10 +405,12 @@ class Desk:
         if engine is None:
             raise Refused(NOT_LOADED if self.loader.state.loading else self.loading.sentence)
         try:
-            return engine, engine.pair.drafting(drafter)
+            pair = engine.pair.drafting(drafter)
         except LoadError as error:
             log.warning("A drafter could not be made: %s", error)
             raise Refused(str(error) if self.personal else NOT_DRAFTING) from None
+        self._made.add((engine.pair.info, drafter))
+        return engine, pair
 
     def _begin(
         self,
@@ -431,7 +448,9 @@ class Desk:
 
         with engine.idle() as free:
             if free:
+                answer.measuring = True
                 pair.costs = answer.costs = costs_if_any(pair)
+                answer.measuring = False
 
     def _write(self, engine: Any, answer: Answer, record: bool) -> None:
         try:

@@ -88,7 +88,8 @@ PREDICTED = (
 SCRIPT = """
 const cells = {};
 for (const cell of element.querySelectorAll('[data-figure]')) cells[cell.dataset.figure] = cell;
-const note = element.querySelector('.figures-note'), meter = element.querySelector('.context-meter');
+const list = element.querySelector('.figures'), note = element.querySelector('.figures-note');
+const meter = element.querySelector('.context-meter');
 function show() {
   const texts = JSON.parse(props.value || '{}');
   for (const name in cells) {
@@ -96,6 +97,7 @@ function show() {
     if (cells[name].textContent !== text) cells[name].textContent = text;
   }
   note.textContent = texts.note ?? '';
+  list.classList.toggle('inexact', !!texts.inexact);
   meter.value = texts.used ?? 0;
 }
 watch('value', show);
@@ -123,7 +125,8 @@ def FiguresPanel(**kw: object) -> gr.HTML:
 def figures_value(answer: Answer | None) -> str:
     """The panel's value: a JSON object of texts; what is undefined is left out and shown as "–".
 
-    Beside them ``used``, the share of the context (0 to 1), and ``note``, a sentence where one is due.
+    Beside them ``used``, the share of the context (0 to 1), ``inexact``, whether every figure is marked
+    as not exact, and ``note``, a sentence where one is due.
     """
     if answer is None:
         return "{}"
@@ -145,6 +148,7 @@ def figures_value(answer: Answer | None) -> str:
         "context": None if context is None else f"{context:,} of {context_length:,} tokens",
         "seed": str(answer.settings.seed),
         "used": None if context is None else context / context_length,
+        "inexact": None if answer.settings.exact else True,
         "note": _note(answer),
     }
     return json.dumps({name: text for name, text in texts.items() if text is not None})
@@ -158,10 +162,7 @@ def _drafting(answer: Answer) -> str:
         mean = decimal(answer.figures().mean_draft_tokens, 1)
         k = "K auto" if mean is None else f"K auto, mean {mean}"
     settings, who = answer.settings, answer.info.drafter
-    rule = f"by {settings.verifier}"
-    if not settings.exact:
-        threshold = "" if settings.acceptance_threshold is None else f" {settings.acceptance_threshold:g}"
-        rule = f"{settings.verifier}{threshold}: NOT EXACT"
+    rule = answer.not_exact or f"by {settings.verifier}"
     width = f", tree of {settings.tree_width}" if settings.tree_width > 1 and who in TREE_DRAFTERS else ""
     return f"{who}, {k}{width}, {rule}"
 
@@ -196,6 +197,7 @@ def comparison(turn: Turn | None) -> str:
         return ""
     speculative, plain, ratio = measured
     predicted = _predicted(turn.kept.predicted_speedup)
+    inexact = f"<span class='inexact'>{as_html(turn.kept.not_exact)}</span>" if turn.kept.not_exact else ""
     verdict = "the two cannot be compared"
     if ratio is not None:
         verdict = f"<b>{ratio:.2f}×</b> the plain speed" + (": drafting pays off here" if ratio > 1 else "")
@@ -204,7 +206,7 @@ def comparison(turn: Turn | None) -> str:
         "<p class='comparison' role='status'><span>Measured</span>"
         f"<span>speculative <b>{decimal(speculative.tokens_per_second, 1) or UNDEFINED}</b> tokens/s</span>"
         f"<span>plain <b>{decimal(plain.tokens_per_second, 1) or UNDEFINED}</b> tokens/s</span>"
-        f"<span>{verdict}</span>{predicted}</p>"
+        f"<span>{verdict}</span>{predicted}{inexact}</p>"
     )
 
 

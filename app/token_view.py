@@ -18,6 +18,7 @@ from pathlib import Path
 
 import gradio as gr
 
+from app.card import is_tree
 from core.records import Fate, Round
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
@@ -30,6 +31,7 @@ CODES = {
     Fate.BONUS: "b",
     Fate.PLAIN: "p",
 }
+BRANCH = "o"  # of a tree: discarded, and beside the text rather than behind it; shown on demand
 
 # Escaped although JSON need not: half characters, which UTF-8 cannot hold, and "<", so that no tag travels.
 _ESCAPED = re.compile("[<\ud800-\udfff]")
@@ -52,9 +54,10 @@ def encode_reply_start(reply_key: str, temperature: float, note: str = "") -> st
 
 def encode_round(round: Round) -> str:
     """One round with all its tokens, drafted and made: [code, text], then 1 if monospaced, then a label."""
-    tokens = []
+    tokens, discarded = [], BRANCH if is_tree(round) else CODES[Fate.DISCARDED]
     for token in round.tokens:
-        record: list[object] = [CODES[token.fate], token.text]
+        code = discarded if token.fate is Fate.DISCARDED else CODES[token.fate]
+        record: list[object] = [code, token.text]
         if token.monospaced or token.label:
             record.append(int(token.monospaced))
         if token.label:

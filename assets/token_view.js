@@ -7,7 +7,8 @@
 //   ["e", visible, reason, tail, error]  the reply ends
 // Everything that a model or a person wrote enters the page as a text node, and in no other way.
 
-const FATES = { a: 'accepted', r: 'rejected', d: 'discarded', s: 'resampled', b: 'bonus', p: 'plain' };
+const FATES = { a: 'accepted', r: 'rejected', d: 'discarded', s: 'resampled', b: 'bonus', p: 'plain',
+  o: 'discarded' };  // o: in a branch of a tree, beside what was written
 const KEPT = 'asbp';
 const LEGEND = [
   ['a', 'kept'], ['r', 'struck out'], ['s', 'put in its place'], ['b', 'free extra'], ['d', 'never tested'],
@@ -17,7 +18,7 @@ const ENDINGS = { length: 'The length limit was reached.', cancelled: 'Stopped.'
 const HOVER_MS = 80, LEAVE_MS = 180;
 const SIGNS = { '\n': '↵', '\t': '⇥', '\x7f': '␡' };
 // Choices outlive the component (the page may mount it anew), not the page.
-const choices = (window.redlineChoices ??= { rejected: true, discarded: true, rounds: true });
+const choices = (window.redlineChoices ??= { rejected: true, discarded: true, rounds: true, branches: false });
 const serial = (window.redlineSerial = (window.redlineSerial ?? 0) + 1);
 
 if (!document.getElementById('redline-style')) {
@@ -62,17 +63,21 @@ switches.setAttribute('role', 'group');
 switches.setAttribute('aria-label', 'Show');
 switches.append('show');
 legend.append(switches);
-for (const what of ['rejected', 'discarded', 'rounds']) {
+// Branches are candidates of trees that were never tested: text that stands beside the reply, not in it.
+for (const what of ['rejected', 'discarded', 'rounds', 'branches']) {
   const button = make('button', 'rl-switch', what);
   button.type = 'button';
   button.setAttribute('aria-label', `Show ${what}`);
   button.addEventListener('click', () => { choices[what] = !choices[what]; applyChoices(); });
   switches.append(button);
 }
+const branches = switches.lastChild;
+branches.hidden = true;
 function applyChoices() {
   for (const button of switches.children) button.setAttribute('aria-pressed', String(choices[button.textContent]));
   root.classList.toggle('rl-hide-rejected', !choices.rejected);
   root.classList.toggle('rl-hide-discarded', !choices.discarded);
+  root.classList.toggle('rl-hide-branches', !choices.branches);
   root.classList.toggle('rl-rounds', choices.rounds);
   if (current >= 0 && !shown(current)) close();
 }
@@ -99,6 +104,7 @@ function reset() {
   view.replaceChildren();
   seen = ''; tokens = []; rounds = []; reply = null; current = -1;
   lit = null;
+  branches.hidden = true;
 }
 
 function add(record) {
@@ -141,7 +147,7 @@ function addRound(index, k, list) {
   rounds.push(round);
   reply.segment = null;
   // Discarded drafts come last, so that a rejected one stands beside the token that replaced it.
-  const order = [...list.keys()].sort((a, b) => (list[a][0] === 'd') - (list[b][0] === 'd'));
+  const order = [...list.keys()].sort((a, b) => 'do'.includes(list[a][0]) - 'do'.includes(list[b][0]));
   // A rejected draft stands where its replacement stands; the kept tokens decide where code begins and ends.
   let next;
   const where = new Array(order.length);
@@ -157,6 +163,7 @@ function addRound(index, k, list) {
 function addToken(round, i, [code, text, monospaced, label], inCode) {
   const el = make('span', `rl-t rl-${FATES[code]}`), kept = KEPT.includes(code);
   if (code !== 'p') el.classList.add('rl-coloured');
+  if (code === 'o') { el.classList.add('rl-branch'); branches.hidden = false; }
   if (monospaced) el.classList.add('rl-mono');
   el.setAttribute('role', 'option');
   el.place = tokens.length;

@@ -22,6 +22,8 @@ from tests.core.builders import reply_of, rounds_of
 
 PANEL = (
     True,
+    "",
+    1,
     4,
     False,
     "token",
@@ -35,6 +37,8 @@ PANEL = (
     "",
     "auto",
     True,
+    "",
+    "",
 )  # in the order of settings_panel.inputs
 
 
@@ -67,6 +71,26 @@ def test_a_reply_says_that_it_waits_until_its_own_engine_turns_to_it():
     assert status(answer) == "Waiting for another reply to end."
     answer.generation.reused_tokens = 0
     assert status(answer) == "Reading the prompt."
+
+
+def test_a_drafter_is_made_once_and_the_page_says_so(chat):
+    conversation = chat.desk.new()
+    panel = (True, "ngram", *PANEL[2:])
+    said = []
+    for _ in range(2):
+        updates = list(chat.ask("Draft otherwise.", conversation.key, {}, "", *panel))
+        said.append(sum("Making the drafter" in update.get(chat.status, "") for update in updates))
+    assert said == [1, 0]
+    assert conversation.current.info.drafter == "ngram"
+    own = list(chat.answer_again(conversation.key, {}, "", *PANEL))
+    assert not any("Making" in update.get(chat.status, "") for update in own)
+    assert [answer.info.drafter for answer in conversation.last.answers] == ["ngram", "model"]
+
+
+def test_while_a_drafter_is_timed_the_page_says_so():
+    answer = Answer("key", FIRST, Settings(), "auto", PAIR, Prompt([1]))
+    answer.measuring = True
+    assert status(answer).startswith("Measuring what a pass with this drafter costs")
 
 
 def test_between_stop_and_the_end_the_page_says_so():

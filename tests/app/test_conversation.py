@@ -578,3 +578,18 @@ def test_a_base_model_is_stopped_where_it_would_ask_itself(store):
     desk = desk_of(engine, store)
     answer = ask(desk, desk.new(), "Count.", Settings(seed=7, stop=("END",)))
     assert answer.settings.stop == ("END", "\nUser:") and answer.prompt.notes
+
+
+def test_what_a_rule_that_is_not_exact_is_compared_with_is_exact(store):
+    desk = desk_of(ToyEngine(TEXT), store)
+    conversation = desk.new()
+    lossy = dataclasses.replace(SETTINGS, verifier="typical", acceptance_threshold=0.09)
+    first = ask(desk, conversation, "Count.", lossy)
+    assert first.not_exact == "not exact: typical 0.09"
+    plain = desk.again_plainly(conversation, True)
+    assert plain.done.wait(10)
+    assert plain.not_exact == "" and plain.settings.verifier == "token"
+    starts = [record for record in drawn(conversation) if record[0] == "s"]
+    assert "not exact: typical 0.09" in starts[0][3] and "not exact" not in starts[1][3]
+    exact = [reply.settings.exact for reply in store.conversation(conversation.key).messages[1].replies]
+    assert exact == [False, True]

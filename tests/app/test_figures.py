@@ -87,8 +87,10 @@ def test_how_tokens_were_drafted_and_judged():
     assert drafting("aaab", settings=auto, k=3) == "model, K = 3, by block"
     assert drafting("p", k=0) == "none, K = 0"
     lossy = {"verifier": "typical", "acceptance_threshold": 0.09}
-    assert drafting(settings=lossy) == "model, K = 4, typical 0.09: NOT EXACT"
-    assert drafting(settings={"verifier": "greedy"}) == "model, K = 4, greedy: NOT EXACT"
+    assert drafting(settings=lossy) == "model, K = 4, not exact: typical 0.09"
+    assert drafting(settings={"verifier": "greedy"}) == "model, K = 4, not exact: greedy"
+    marked = json.loads(figures_value(answer_of("aaab", settings=lossy)))
+    assert marked["inexact"] is True
 
 
 def test_where_reading_the_prompt_takes_most_of_the_time_the_page_says_that_drafting_cannot_help():
@@ -110,6 +112,13 @@ def test_the_comparison_is_measured():
     assert "pays off" in shown
     turn.answers = [answer_of("xr"), answer_of("p", kind=PLAIN, k=0)]
     assert "costs more" in comparison(turn)
+
+
+def test_a_rule_that_is_not_exact_stays_marked_beside_the_speeds():
+    lossy = {"verifier": "draft-ratio", "acceptance_threshold": 0.9}
+    turn = Turn("Count.", [answer_of("aaab", settings=lossy), answer_of("p", kind=PLAIN, k=0)])
+    assert "not exact: draft-ratio 0.9" in comparison(turn)
+    assert "not exact: draft-ratio 0.9" in turn.drawn()
 
 
 @pytest.mark.parametrize(

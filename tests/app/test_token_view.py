@@ -49,7 +49,7 @@ def test_every_text_comes_back_exactly(text: str) -> None:
 
 
 def test_every_fate_has_its_code_and_a_token_is_no_longer_than_it_must_be() -> None:
-    tokens = [token(fate, "x") for fate in Fate]
+    tokens = [token(fate, "x", position=i) for i, fate in enumerate(Fate)]
     tokens += [token(Fate.PLAIN, "x", monospaced=True), token(Fate.BONUS, "", label="<|im_end|>")]
     assert json.loads(encode_round(make_round(*tokens)))[3] == [
         *([code, "x"] for code in "ardsbp"), ["p", "x", 1], ["b", "", 0, "<|im_end|>"],
@@ -232,6 +232,70 @@ def test_control_characters_are_named_by_signs() -> None:
     assert "“↵”" in explain(t, make_round(t), 0.7, {})
     t = token(Fate.ACCEPTED, "", label="⟨F0 9F⟩")
     assert "⟨F0 9F⟩" in explain(t, make_round(t), 0.7, {})
+
+
+# ---------------------------------------------------------------- trees, and rules that are not exact
+
+
+def of_a_tree() -> Round:
+    """“ cat” and “ dog” compete for a place, “ dog” is kept; then “ ran” is refused."""
+    first = token(Fate.REJECTED, " cat", p=0.12, q=0.6, u=0.9)
+    kept = token(Fate.ACCEPTED, " dog", index=1, p=0.5, q=0.25, u=0.5)
+    below = token(Fate.DISCARDED, " sat", index=2, parent=0, position=1, q=0.7)
+    struck = token(Fate.REJECTED, " ran", index=3, parent=1, position=1, p=0.1, q=0.5, u=0.75)
+    made = token(Fate.RESAMPLED, " lay", index=4, parent=1, position=1, p=0.4)
+    return make_round(first, kept, below, struck, made)
+
+
+def test_a_card_lists_the_siblings_of_a_tree_and_says_what_p_is_of() -> None:
+    r = of_a_tree()
+    kept = token_details(r, 1, 0.7, lambda ids: [])
+    assert kept["sentence"].endswith(
+        "Tried before it and refused: “ cat” (u·q = 0.54 ≥ p = 0.12); p is what they left."
+    )
+    assert kept["siblings"] == [["“ cat”", "rejected", "0.12", "0.6"]]
+    assert kept["figures"][0][2].endswith("of what its refused siblings left")
+    first = token_details(r, 0, 0.7, lambda ids: [])
+    assert "Tried before" not in first["sentence"] and first["siblings"] == [
+        ["“ dog”", "accepted", "0.5", "0.25"]
+    ]
+    assert "left" not in first["figures"][0][2]
+    below = token_details(r, 2, 0.7, lambda ids: [])
+    assert "“ dog” was accepted first" in below["sentence"] or "“ cat”" in below["sentence"]
+    assert below["siblings"] == []
+    assert token_details(r, 4, 0.7, lambda ids: [])["siblings"] == [["“ ran”", "rejected", "0.1", "0.5"]]
+    assert "a tree of 4 drafts" in kept["round"]
+    chain = make_round(token(Fate.ACCEPTED, p=0.5, q=0.25, u=0.5))
+    assert token_details(chain, 0, 0.7, lambda ids: [])["siblings"] == []
+
+
+def test_what_stands_beside_the_text_in_a_tree_travels_under_a_code_of_its_own() -> None:
+    codes = [code for code, *_ in json.loads(encode_round(of_a_tree()))[3]]
+    assert codes == ["r", "a", "o", "r", "s"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "threshold", "tested"),
+    [
+        ("greedy", None, "p(x) = 0.4 is not the highest that the target gives here (q(x) = 0.5)"),
+        ("threshold", 0.45, "p(x) = 0.4 is not above the bar of 0.45 (q(x) = 0.5)"),
+        ("draft-ratio", 0.9, "q(x) = 0.5 is not at least 0.9 times p(x) = 0.4"),
+        ("target-ratio", 0.9, "p(x) = 0.4 is not at least 0.9 times q(x) = 0.5"),
+        ("typical", 0.09, "where ε = 0.09 (q(x) = 0.5)"),
+    ],
+)
+def test_the_card_explains_the_very_rule_that_judged_and_how_far_it_drifts(rule, threshold, tested) -> None:
+    struck = token(Fate.REJECTED, p=0.4, q=0.5, drift=0.12)
+    details = token_details(make_round(struck), 0, 0.7, lambda ids: [], rule, threshold)
+    sentence = details["sentence"]
+    assert sentence.startswith(f"By the rule {rule}, which is not exact: ") and tested in sentence
+    assert "“ foo” was struck out, without a draw." in sentence
+    assert "the rule's output differs from the target's by 0.12 in total variation." in sentence
+    names = [name for name, _, _ in details["figures"]]
+    assert "u" not in names and "drift" in names
+    kept = token(Fate.ACCEPTED, p=0.4, q=0.5, drift=0.12)
+    assert "not at least" not in explain(kept, make_round(kept), 0.7, {}, rule, threshold)
+    assert "“ foo” was kept" in explain(kept, make_round(kept), 0.7, {}, rule, threshold)
 
 
 # ---------------------------------------------------------------- the card's figures

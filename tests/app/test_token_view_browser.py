@@ -199,6 +199,33 @@ def test_every_fate_has_its_own_marks_and_the_counts_are_right(open_page, stage:
     )
 
 
+def test_branches_of_a_tree_stand_beside_the_text_only_when_asked_for(open_page, stage: Stage) -> None:
+    page = open_page()
+    fates = (" cat", Fate.REJECTED, None, 0), (" dog", Fate.ACCEPTED, None, 0), (" sat", Fate.DISCARDED, 0, 1)
+    tokens = [
+        Token(i, i, text, fate, position, parent=parent, p=0.2, q=0.4, u=0.8 - 0.5 * i)
+        for i, (text, fate, parent, position) in enumerate(fates)
+    ]
+    tokens.append(Token(3, 3, " ran", Fate.BONUS, 1, parent=1, p=0.3))
+    tree = Round(0, 2, "fixed", tuple(tokens), "", 9, 0.0, 0.0, 0.0, drafter="eagle")
+    play(page, stage, stage.reply(make_rounds("aab")))
+    switch = page.locator(".rl-switch", has_text="branches")
+    assert not switch.is_visible()  # chains have none
+    play(page, stage, stage.reply([tree], key="t"))
+    branch = page.locator(".rl-view .rl-branch")
+    assert branch.count() == 1 and not branch.is_visible()
+    assert texts(page, KEPT) == [" dog", " ran"]
+    switch.click()
+    assert branch.is_visible() and branch.text_content() == " sat"
+    switch.click()
+    assert not branch.is_visible()
+    page.locator(".rl-view .rl-accepted").hover()
+    page.wait_for_selector(".rl-card .rl-siblings")
+    card = page.inner_text(".rl-card")
+    assert "Tried before it and refused: “ cat” (u·q = 0.32 ≥ p = 0.2); p is what they left." in card
+    assert "“ cat” rejected, p 0.2, q 0.4" in card and "a tree of 3 drafts, drafts by eagle" in card
+
+
 def test_rounds_are_ticked_but_not_between_single_tokens(open_page, stage: Stage) -> None:
     page = open_page()
     play(page, stage, stage.reply(make_rounds("aaars", "p", "p", "p", "aab")))
