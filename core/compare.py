@@ -23,7 +23,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM_UP_TOKENS = 8
+GIVE_WAY_SECONDS = 0.01  # before each reply, so that whoever waits for the engine has it first
 MAX_PROMPTS = 20  # the alternating beginning of the suite
 
 
@@ -67,7 +69,7 @@ class CompareError(ValueError):
 class Step:
     """How far a comparison is: ``done`` of ``total`` replies, what runs ``now``, and all so far.
 
-    ``problems`` are sentences about drafters that could not take part.
+    ``problems`` are sentences about drafters that could not take part and replies that failed.
     """
 
     done: int
@@ -101,7 +103,8 @@ def compare(
 
     ``drafters`` are of ``Pair.drafters``; plain is added. The engine's lock is taken for a reply at a time,
     so other people's replies may come between. Set ``cancel`` and the run ends after the round in flight; a
-    reply that was not finished does not count. Raises CompareError where nothing is to be compared.
+    reply that was not finished does not count. Raises CompareError where nothing is to be compared: no
+    drafter of this pair's is named, no prompt is given, or K is 0.
     """
     cancel = cancel or threading.Event()
     pair = engine.pair
@@ -109,39 +112,55 @@ def compare(
     if len(names) < 2:
         offered = ", ".join(name for name in pair.drafters if name != PLAIN)
         raise CompareError(f"Choose at least one drafter to compare with plain decoding: {offered}.")
+    if not settings.num_draft_tokens:
+        raise CompareError("With K = 0 nothing is drafted: choose at least one draft token to compare.")
     comparison = new_comparison(pair.info.pair, pair.info.target, settings, len(prompts))
     replies: list[Compared] = []
     problems: list[str] = []
     total = len(names) * len(prompts)
 
     def step(now: str) -> Step:
-        complete = not cancel.is_set() and len(replies) == total
-        return Step(len(replies), total, now, with_replies(comparison, replies, complete), tuple(problems))
+        complete = len(replies) == total
+        return Step(done, total, now, with_replies(comparison, replies, complete), tuple(problems))
 
+    done = 0
     for name in list(names):
         yield step(f"making {name} ready")
+        if cancel.is_set():
+            break
         try:
             _reply(engine, name, prompts[0], replace(settings, max_new_tokens=WARM_UP_TOKENS), cancel)
-        except (LoadError, PromptError) as error:
+        except (LoadError, PromptError, CompareError) as error:
             problems.append(str(error))
             names.remove(name)
             total = len(names) * len(prompts)
-    for number, prompt in enumerate(prompts):
-        for turn in range(len(names)):
-            name = names[(number + turn) % len(names)]
-            yield step(f"{name}, {prompt.domain}, prompt {number + 1} of {len(prompts)}")
-            if cancel.is_set():
-                break
-            found = _reply(engine, name, prompt, settings, cancel)
-            if found is not None:
+    if names == [PLAIN] and not cancel.is_set():
+        raise CompareError(" ".join(("None of the chosen drafters can be used.", *problems)))
+    order = [
+        (number, prompt, names[(number + turn) % len(names)])
+        for number, prompt in enumerate(prompts)
+        for turn in range(len(names))
+    ]
+    for number, prompt, name in order:
+        now = f"{name}, {prompt.domain}, prompt {number + 1} of {len(prompts)}"
+        time.sleep(GIVE_WAY_SECONDS)
+        yield step(f"{now}, after the reply that is being written" if engine.busy else now)
+        if cancel.is_set():
+            break
+        try:
+            if (found := _reply(engine, name, prompt, settings, cancel)) is not None:
                 replies.append(found)
-    yield step("cancelled" if cancel.is_set() else "done")
+                done += 1
+        except CompareError as error:
+            problems.append(str(error))
+            done += 1
+    yield step("done" if done == total else "cancelled")
 
 
 def _reply(
     engine: Engine, name: str, prompt: Prompt, settings: Settings, cancel: threading.Event
 ) -> Compared | None:
-    """One reply; None where it was cancelled or ended with an error."""
+    """One reply; None where it was cancelled. Raises CompareError where it ended with an error."""
     pair = engine.pair.drafting(name)
     if name == PLAIN:
         settings = replace(settings, num_draft_tokens=0)
@@ -149,8 +168,10 @@ def _reply(
     generation = engine.generate(ids, settings, cancel=cancel, drafter=name)
     with contextlib.closing(generation):
         rounds = list(generation)
-    if generation.reply.finish_reason in ("cancelled", "error"):
+    if generation.reply.finish_reason == "cancelled":
         return None
+    if generation.reply.finish_reason == "error":
+        raise CompareError(f"{name}, {prompt.domain}: {generation.reply.error}")
     draft = "" if name == PLAIN else pair.info.draft
     return Compared(name, draft, prompt.domain, prompt.id, sums_of(rounds))
 
@@ -162,6 +183,7 @@ _COLUMNS = (
     ("draft_acceptance_rate", "accepted", ".1%", 1),
     ("tokens_per_pass", "per pass", ".2f", 1),
     ("seconds_per_round", "draft ms a round", ".1f", 1e3),
+    ("seconds_per_draft", "a drafted token", ".2f", 1e3),
     ("tokens_per_second", "tokens/s", ".1f", 1),
     (SPEEDUP, "× plain", ".2f", 1),
 )
@@ -169,10 +191,10 @@ _COLUMNS = (
 
 def report(comparison: Comparison) -> str:
     """The table for a terminal, a line for each drafter and domain."""
-    lines = [f"{'':24}" + "".join(f"{title:>24}" for _, title, _, _ in _COLUMNS)]
+    lines = [f"{'':18}" + "".join(f"{title:>22}" for _, title, _, _ in _COLUMNS)]
     for row in sorted(table(comparison), key=lambda row: DOMAINS.index(row.domain)):
-        cells = "".join(f"{_cell(row, name, form, scale):>24}" for name, _, form, scale in _COLUMNS)
-        lines.append(f"{row.domain + ', ' + row.drafter:24}{cells}")
+        cells = "".join(f"{_cell(row, name, form, scale):>22}" for name, _, form, scale in _COLUMNS)
+        lines.append(f"{row.domain + ', ' + row.drafter:18}{cells}")
     if not comparison.settings.exact:
         lines.append(f"NOT EXACT: judged by {comparison.settings.verifier}, which changes the text.")
     return "\n".join(lines)
@@ -222,20 +244,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from core.models.load import load_pair
 
         pair = load_pair(pair_spec(given, os.environ) or embedded_spec(), say)
-        names = given.drafters.split(",") if given.drafters else list(pair.drafters)
+        names = [name.strip() for name in given.drafters.split(",")] if given.drafters else pair.drafters
         for name in names:
-            pair.drafting(name.strip())
-        return _run(Engine(pair), [name.strip() for name in names], prompts, settings, given, say)
+            if name not in pair.drafters:
+                pair.drafting(name)  # says which there are
+        last = _measured(Engine(pair), names, prompts, settings, say)
     except (SettingsError, SpecError, LoadError, PromptError, CompareError) as error:
         say("", None)
         print(printable(str(error)), file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        say("", None)
+        return 130
+    for problem in last.problems:
+        print(printable(problem), file=sys.stderr)
+    print(report(last.comparison))
+    kept = given.no_record or not last.comparison.replies or _recorded(last.comparison, given.db)
+    written = given.json is None or _written(last.comparison, given.json)
+    return 130 if last.now == "cancelled" else 0 if kept and written else 1
 
 
-def _run(engine, drafters, prompts, settings, given, say) -> int:
-    from core.store import Store
-
-    cancel, last = threading.Event(), None
+def _measured(
+    engine: Engine,
+    drafters: Sequence[str],
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    say: Callable[[str, float | None], None],
+) -> Step:
+    """The last step of a comparison that Ctrl-C ends after the round in flight."""
+    cancel = threading.Event()
     before = signal.signal(signal.SIGINT, lambda *_: cancel.set())
     try:
         for last in compare(engine, drafters, prompts, settings, cancel):
@@ -243,21 +280,26 @@ def _run(engine, drafters, prompts, settings, given, say) -> int:
     finally:
         signal.signal(signal.SIGINT, before)
     say("", None)
-    for problem in last.problems:
-        print(printable(problem), file=sys.stderr)
-    print(report(last.comparison))
-    if given.json:
-        try:
-            given.json.write_text(json.dumps(flat(last.comparison), indent=1), encoding="utf-8")
-        except OSError as error:
-            print(f"{given.json} cannot be written ({error.strerror}).", file=sys.stderr)
-            return 1
-    if not given.no_record and last.comparison.replies:
-        with contextlib.closing(Store(given.db)) as store:
-            store.add_comparison(last.comparison)
-            if store.problem:
-                print(store.problem, file=sys.stderr)
-    return 130 if cancel.is_set() else 0
+    return last
+
+
+def _recorded(comparison: Comparison, db: str | None) -> bool:
+    from core.store import Store
+
+    with contextlib.closing(Store(db)) as store:
+        store.add_comparison(comparison)
+        if store.problem:
+            print(printable(store.problem), file=sys.stderr)
+        return store.problem is None
+
+
+def _written(comparison: Comparison, path: Path) -> bool:
+    try:
+        path.write_text(json.dumps(flat(comparison), indent=1), encoding="utf-8")
+    except OSError as error:
+        print(printable(f"{path} cannot be written ({error.strerror})."), file=sys.stderr)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -1,23 +1,26 @@
-"""The Drafters tab: what may be started, by whom, what is shown, and a run in a browser."""
+"""The Drafters tab: what may be started, by whom, and what each page is shown."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import gradio as gr
 import pytest
 
 from app import drafters_tab
+from app.compared_view import progress, result, title
 from app.conversation import Desk
-from app.drafters_tab import DraftersTab, progress, result, title
-from app.loading import Loader, LoadingState
-from app.page import build, launch
+from app.display import as_html
+from app.drafters_tab import ANOTHER, CHANGED, DraftersTab
+from app.loading import LoadingState
 from core.compare import Step
+from core.compared import with_replies
+from core.models.errors import LoadError
 from core.store import Store
-from tests.app.driver import free_port
-from tests.core.test_compare import engine, made
+from tests.core.test_compare import SETTINGS, engine, made
 
 
 @contextlib.contextmanager
@@ -31,13 +34,23 @@ def tab(tmp_path, *, personal=True, loaded=True):
 
 def finished(page: DraftersTab) -> DraftersTab:
     deadline = time.monotonic() + 60
-    while page.runner.running:
+    while page.runner.running is not None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return page
 
 
+def begun(page: DraftersTab, owner: str, replies: int):
+    """The owner's run, once it has so many replies."""
+    deadline = time.monotonic() + 60
+    while (step := page.runner.of(owner).step) is None or step.done < replies:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    return page.runner.of(owner)
+
+
 ASKED = (2, 3, 0.8, 1, 16)  # prompts, K, temperature, tree width, tokens
+LONG = (10, 3, 0.8, 1, 64)
 
 
 def test_a_run_is_shown_kept_opened_again_and_deleted(tmp_path):
@@ -45,14 +58,14 @@ def test_a_run_is_shown_kept_opened_again_and_deleted(tmp_path):
         offered = page.show_loading(page.desk.loading)[page.drafters]
         assert offered["value"] == ["model", "ngram", "recycling", "auto"]
         page.start(["model", "ngram"], *ASKED)
-        shown = finished(page).look(-1)
-        assert "12 of 12 replies, done" in shown[page.progress]
+        shown = finished(page).look(-1, None)
+        assert "12 of 12 replies: done" in shown[page.progress] and "<progress" not in shown[page.progress]
         assert "Code" in shown[page.result] and "ngram" in shown[page.result]
         assert shown[page.begin]["interactive"] and not shown[page.stop]["interactive"]
         ((name, key),) = shown[page.earlier]["choices"]
         assert "model, ngram with" in name and shown[page.earlier]["value"] == key
-        assert page.look(page.runner.number) == {page._seen: page.runner.number}  # nothing new
-        assert page.open(key) == shown[page.result]
+        assert page.look(page.runner.number, None) == {page._seen: page.runner.number}  # nothing new
+        assert page.open(key) == {page._opened: key, page.result: shown[page.result]}
         assert page.write().endswith(".csv")
         left = page.remove(key)
         assert left[page.earlier]["choices"] == [] and page.desk.store.comparisons() == []
@@ -60,17 +73,72 @@ def test_a_run_is_shown_kept_opened_again_and_deleted(tmp_path):
 
 def test_a_second_start_is_refused_and_a_cancelled_run_keeps_what_was_measured(tmp_path):
     with tab(tmp_path) as page:
-        page.start(["model", "ngram", "recycling"], 10, 3, 0.8, 1, 64)
+        page.start(["model", "ngram", "recycling"], *LONG)
         with pytest.raises(gr.Error, match="running already"):
             page.start(["model"], *ASKED)
-        while page.runner.step is None or page.runner.step.done < 2:
-            time.sleep(0.005)
-        page.runner.cancel()
-        step = finished(page).runner.step
-        assert step.now == "cancelled" and 2 <= step.done < step.total
+        run = begun(page, "", 2)
+        shown = page.look(-1, None)
+        assert "<progress" in shown[page.progress] and shown[page.stop]["interactive"]
+        page.cancel()
+        finished(page)
+        assert run.step.now == "cancelled" and 2 <= run.step.done < run.step.total
         (kept,) = page.desk.store.comparisons()
-        assert not kept.complete and len(kept.replies) == step.done
-        assert "cancelled" in result(kept) and title(kept).endswith("cancelled")
+        assert not kept.complete and len(kept.replies) == run.step.done
+        assert "not complete" in result(kept) and title(kept).endswith("not complete")
+
+
+def test_what_was_opened_from_the_record_stays_while_a_run_goes_on(tmp_path):
+    with tab(tmp_path) as page:
+        earlier = made()
+        page.desk.store.add_comparison(earlier)
+        assert "2.00×" in page.look(-1, None)[page.result]  # the newest on record, where nothing ran
+        page.start(["model"], *ASKED)
+        shown = finished(page).look(-1, earlier.id)
+        assert page.result not in shown and len(shown[page.earlier]["choices"]) == 2
+        assert shown[page.earlier]["value"] == earlier.id
+        assert page.look(-1, None)[page.earlier]["value"] == page.runner.of("").step.comparison.id
+
+
+def test_on_a_shared_page_a_run_is_shown_to_whoever_began_it(tmp_path):
+    ann, ben = (SimpleNamespace(session_hash=name) for name in ("ann", "ben"))
+    with tab(tmp_path, personal=False) as page:
+        page.start(["model"], *LONG, ann)
+        run = begun(page, "ann", 2)
+        theirs = page.look(-1, None, ben)
+        assert as_html(ANOTHER) in theirs[page.progress] and page.result not in theirs
+        assert not theirs[page.begin]["interactive"] and not theirs[page.stop]["interactive"]
+        with pytest.raises(gr.Error, match="Somebody else"):
+            page.start(["model"], *ASKED, ben)
+        page.cancel(ben)  # as when a page is closed
+        assert not run.cancel.is_set()
+        page.cancel(ann)
+        finished(page)
+        page.start(["ngram"], *ASKED, ben)
+        finished(page)
+        first, second = (page.look(-1, None, whose)[page.result] for whose in (ann, ben))
+        assert "ngram" in second and "ngram" not in first and "model" in first
+
+
+def test_a_run_ends_when_another_pair_is_loaded(tmp_path):
+    with tab(tmp_path) as page:
+        page.start(["model"], *LONG)
+        begun(page, "", 1)
+        page.desk.loader.state = LoadingState("Ready.", engine=engine())
+        assert CHANGED in finished(page).look(-1, None)[page.progress]
+        assert not page.desk.store.comparisons()[0].complete
+
+
+@pytest.mark.parametrize("personal", [True, False])
+def test_why_a_drafter_cannot_be_made_is_its_owners_to_know(tmp_path, personal):
+    def broken():
+        raise LoadError("/home/me/eagle.safetensors is damaged.")
+
+    with tab(tmp_path, personal=personal) as page:
+        pair = page.desk.engine.pair
+        pair.others = {**pair.others, "eagle": broken}
+        page.start(["eagle", "model"], *ASKED)
+        shown = finished(page).look(-1, None)[page.progress]
+        assert ("/home/me" in shown) is personal and "8 of 8 replies: done" in shown
 
 
 @pytest.mark.parametrize(
@@ -81,7 +149,7 @@ def test_what_cannot_be_started_is_one_sentence(tmp_path, drafters, loaded, said
     with tab(tmp_path, loaded=loaded) as page:
         with pytest.raises(gr.Error, match=said):
             page.start(drafters, *ASKED)
-        assert not page.runner.running
+        assert page.runner.running is None
 
 
 def test_zero_gpu_lends_nothing_to_comparisons(tmp_path, monkeypatch):
@@ -92,41 +160,24 @@ def test_zero_gpu_lends_nothing_to_comparisons(tmp_path, monkeypatch):
 
 def test_a_shared_page_shows_nothing_of_the_record(tmp_path):
     with tab(tmp_path, personal=False) as page:
-        page.desk.store.add_comparison(made())
-        assert page.open(made().id) == drafters_tab.NOTHING
-        assert "choices" not in page.look(-1)[page.earlier]
-        page.remove(page.desk.store.comparisons()[0].id)
-        assert len(page.desk.store.comparisons()) == 1
+        kept = made()
+        page.desk.store.add_comparison(kept)
+        assert page.open(kept.id) == {page._opened: None, page.result: drafters_tab.NOTHING}
+        assert not {page.earlier, page.result} & page.look(-1, None).keys()
+        page.remove(kept.id)
+        assert page.desk.store.comparisons() == [kept]
         with pytest.raises(gr.Error, match="yours alone"):
             page.write()
 
 
 def test_what_is_shown_is_inert_and_says_what_is_not_exact():
-    step = Step(1, 4, "<b>model</b>", made(), ("No <i>eagle</i>.",))
-    assert "<b>" not in progress(step, True, "") and "&lt;i&gt;" in progress(step, True, "")
-    assert progress(None, False, "") == ""
-    assert "2.00×" in result(made()) and "NOT EXACT" not in result(made())
-
-
-def test_a_comparison_in_a_browser(tmp_path, browser):
-    with contextlib.closing(Store(tmp_path / "redline.db")) as store:
-        loader = Loader(lambda spec, progress: engine())
-        loader.start(wait=True)
-        page = build(Desk(loader, store))
-        port = free_port()
-        launch(page, "127.0.0.1", port)
-        view = browser.new_page()
-        try:
-            view.goto(f"http://127.0.0.1:{port}")
-            view.get_by_role("tab", name="Drafters").click()
-            view.get_by_label("N-gram: repeats of the text so far").wait_for()
-            for label in ("Token recycling", "N-gram where it matches"):
-                view.get_by_label(label).first.uncheck()
-            view.locator("#compare-prompts input[type=number]").fill("1")
-            view.get_by_role("button", name="Start").click()
-            view.locator(".compare-table").nth(1).wait_for()
-            view.get_by_text("6 of 6 replies, done").wait_for()
-            assert view.locator("#compare-result tbody tr").count() == 6
-        finally:
-            view.close()
-            page.close()
+    step = Step(1, 4, "<b>model</b>", made(), ())
+    said = progress(step, True, ["No <i>eagle</i>."])
+    assert "<b>" not in said and "&lt;i&gt;" in said and "value='0.250'" in said
+    assert progress(None, False) == ""
+    assert "2.00×" in result(made()) and "Not exact" not in result(made())
+    assert "model was fastest, 2.00× plain; 2 replies each" in result(made())
+    lossy = replace(made(), settings=replace(SETTINGS, verifier="greedy"))
+    assert "Not exact" in result(lossy) and "not exact" in title(lossy)
+    slow = with_replies(made(), [r for r in made().replies if r.drafter == "plain"], False)
+    assert "2 replies each" in result(slow) and "fastest" not in result(slow)
