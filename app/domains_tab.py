@@ -221,14 +221,18 @@ class DomainsTab:
 
 
 def axis_values(combination: Combination) -> tuple[str, str, int | str, float, str]:
-    """The combination in the terms of the dropdowns, in the order of ``AXES``; K is "auto 8" up to 8."""
-    k = combination.num_draft_tokens
+    """The combination in the terms of the dropdowns, in the order of ``AXES``; K is "auto 8" up to 8.
+
+    The width of trees stands with the drafter ("eagle ×3"), a threshold with its rule ("typical 0.09").
+    """
+    k, width = combination.num_draft_tokens, combination.tree_width
+    threshold = combination.acceptance_threshold
     return (
         _pair_key(combination),
-        combination.drafter,
+        combination.drafter + (f" ×{width}" if width > 1 else ""),
         f"auto {k}" if combination.auto_draft_tokens else k,
         combination.temperature,
-        combination.verifier,
+        combination.verifier + ("" if threshold is None else f" {threshold:g}"),
     )
 
 
@@ -292,6 +296,8 @@ def _label(axis: str, value: object) -> str:
     }
     if (axis, value) in names:
         return names[axis, value]
+    if axis == "verifier":
+        return f"Not exact: {value}"
     if axis == "num_draft_tokens" and isinstance(value, str):
         return f"auto (≤ {value.removeprefix('auto ')})"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,11 +1,11 @@
 """How a pair fares on code, prose, maths, structured text and the rest, from all replies on record.
 
 What is compared was made alike: a ``Combination`` holds fixed the pair (both models by name and fingerprint,
-what they were quantised to, their dtypes and the device), the drafter, K as it was set (chosen automatically
-up to a number is apart from fixed at it), the temperature, and the verifier with its exactness. Everything
-else is pooled: the filters (top-k, top-p, min-p, repetition penalty; ``Choice.filter_settings`` says how many
-settings of them there are), stop strings, the length limit, system prompts, and whether a domain was detected
-or picked.
+what they were quantised to, their dtypes and the device), the drafter with the width of its trees, K as it
+was set (chosen automatically up to a number is apart from fixed at it), the temperature, and the verifier
+with its threshold and its exactness. Everything else is pooled: the filters (top-k, top-p, min-p, repetition
+penalty; ``Choice.filter_settings`` says how many settings of them there are), stop strings, the length limit,
+system prompts, and whether a domain was detected or picked.
 
 Rules:
 
@@ -57,11 +57,13 @@ class Combination:
     draft_dtype: str
     device: str
     drafter: str
+    tree_width: int
     num_draft_tokens: int
     auto_draft_tokens: bool
     temperature: float
     exact: bool
     verifier: str
+    acceptance_threshold: float | None  # of a rule that takes one
 
 
 COMBINATION_NAMES = tuple(f.name for f in fields(Combination))
@@ -238,7 +240,7 @@ def _sums(
     connection: sqlite3.Connection, fixed: Mapping[str, object], session_id: str | None
 ) -> list[tuple[str, str, Sums]]:
     """(reply, domain, sums) of the replies that have these values in these columns of ``replies``."""
-    like = " AND ".join(f"{name} = :{name}" for name in fixed)
+    like = " AND ".join(f"{name} IS :{name}" for name in fixed)  # IS, for what is NULL too
     fates = ", ".join(f"COUNT(*) FILTER (WHERE fate = '{fate}') AS {fate}" for fate in Fate)
     drafted = " + ".join(sorted(DRAFTED))
     tested = f"fate IN ('{Fate.ACCEPTED}', '{Fate.REJECTED}')"

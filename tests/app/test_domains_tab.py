@@ -185,6 +185,19 @@ def test_a_choice_is_kept_as_far_as_it_is_on_record(store):
     assert axis_values(chosen.combination)[2] == 2
 
 
+def test_widths_of_trees_and_rules_that_are_not_exact_are_told_apart(store):
+    record(store, "aab", settings=Settings(num_draft_tokens=2))
+    record(store, "aab", settings=Settings(num_draft_tokens=2, tree_width=3))
+    rule = Settings(num_draft_tokens=2, verifier="typical", acceptance_threshold=0.09)
+    record(store, "aab", settings=rule)
+    chosen, offered = narrow(found(store), (None, "model", None, None, "typical 0.09"))
+    assert {label for label, _ in offered[1]} == {"A draft model", "model ×3"}
+    assert {label for label, _ in offered[4]} == {"Exact, by token", "Not exact: typical 0.09"}
+    assert chosen.combination.acceptance_threshold == 0.09 and not chosen.combination.exact
+    chosen, _ = narrow(found(store), (None, "model ×3", None, None, None))
+    assert chosen.combination.tree_width == 3 and chosen.combination.exact
+
+
 def test_k_that_was_chosen_automatically_stands_apart_behind_the_fixed_ones(store):
     for most, auto in ((8, True), (8, False), (16, False), (4, True)):
         settings = Settings(num_draft_tokens=most, auto_draft_tokens=auto)

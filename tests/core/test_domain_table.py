@@ -152,6 +152,7 @@ def test_an_empty_record_has_no_choice(store):
 def variants() -> list[dict]:
     """One change of each thing that a combination holds fixed."""
     other = {"num_draft_tokens": 7, "auto_draft_tokens": True, "temperature": 0.0, "verifier": "lossy"}
+    other |= {"tree_width": 3, "acceptance_threshold": 0.09}
     settings = [{"settings": Settings(seed=1, **{name: value})} for name, value in other.items()]
     pairs = [{"pair": dataclasses.replace(PAIR, **{name: "another"})} for name in (*PAIR_NAMES, "drafter")]
     return settings + pairs
@@ -173,6 +174,15 @@ def test_block_verification_is_exact_and_another_combination(store):
     block, token_wise = (choice.combination for choice in found(store))
     assert (block.verifier, block.exact) == ("block", True)
     assert dataclasses.replace(block, verifier="token") == token_wise
+
+
+def test_two_thresholds_of_a_rule_are_two_combinations_and_neither_is_exact(store):
+    for threshold in (0.3, 0.5):
+        record(store, "aab", settings=Settings(verifier="threshold", acceptance_threshold=threshold))
+    newest, oldest = (choice.combination for choice in found(store))
+    assert (oldest.acceptance_threshold, newest.acceptance_threshold) == (0.3, 0.5)
+    assert not oldest.exact and not newest.exact
+    assert compared(store, newest).whole.sums.accepted == 2
 
 
 def test_the_pair_is_all_of_a_pair_info_that_makes_a_difference():
