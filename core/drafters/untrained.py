@@ -14,7 +14,7 @@ from core.models.decoder import Decoder
 from core.records import PairInfo
 
 # What automatic K begins by expecting: the share of tested drafts that stood, on the embedded target.
-EXPECTED = {"ngram": 0.6, "recycling": 0.35, "early-exit": 0.05}
+EXPECTED = {"ngram": 0.6, "recycling": 0.3, "early-exit": 0.05}
 
 
 def makers(target: Scorer, info: PairInfo, own: Drafting | None) -> dict[str, Callable[[], Drafting]]:

@@ -56,3 +56,18 @@ def test_a_target_that_scores_no_trees_is_given_chains():
         rounds = rounds_of(target, found[name]().drafter, ids_of(9), settings)
         assert any(r.drafted == 3 for r in rounds)
         assert all(is_chain([t for t in r.tokens if t.drafted]) for r in rounds)
+
+
+def test_a_seed_gives_the_same_rounds_whatever_other_text_was_written_before():
+    def engine() -> Engine:
+        pair = toy_pair(table(1, VOCABULARY), table(1, VOCABULARY))
+        return Engine(dataclasses.replace(pair, drafter=RecyclingDrafter(64)))
+
+    def written(engine: Engine, prompt: list[int]) -> list[list[tuple]]:
+        settings = Settings(temperature=1.0, num_draft_tokens=3, max_new_tokens=20, tree_width=2, seed=5)
+        rounds = list(engine.generate(prompt, settings))
+        return [[(token.id, token.fate, token.u) for token in round_.tokens] for round_ in rounds]
+
+    first, second = engine(), engine()
+    assert any(len(tokens) > 4 for tokens in written(first, [1, 2, 3, 1]))  # a tree
+    assert written(first, [4, 5, 4, 6]) == written(second, [4, 5, 4, 6])
