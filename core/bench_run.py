@@ -229,7 +229,8 @@ def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int) -> 
             cache.crop(len(context))
             drafter.draft(ids, 1, settings, lambda: 0.5, state, cache)
 
-        kinds += [draft, draft_step]
+        # Where drafts are no model's, there is no pass apart from what they are drawn with.
+        kinds += [draft, draft_step] if hasattr(drafter, "model") else [draft_step]
     times: list[list[float]] = [[] for _ in kinds]
     for turn in range(repeats + 1):
         for kind, taken in zip(kinds, times, strict=True):
@@ -240,7 +241,7 @@ def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int) -> 
             if turn:  # the first one warms up
                 taken.append(time.perf_counter() - start)
     found = list(map(_quartiles, times))
-    drafting = found[max_rows:] or (None, None)
+    drafting = [None, None, *found[max_rows:]][-2:]
     return Passes(len(context), tuple(found[:max_rows]), *drafting)
 
 

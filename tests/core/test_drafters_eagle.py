@@ -7,9 +7,12 @@ import random
 import pytest
 import torch
 
+from core.auto_k import MOST
+from core.bench_run import time_passes
+from core.calibration import measure
 from core.records import Settings
 from core.sampling import distributions
-from tests.core.toy_drafts import eagle_tensors, plain_eagle, rows_of, toy_eagle, toy_target
+from tests.core.toy_drafts import eagle_tensors, plain_eagle, rows_of, toy_drafts_pair, toy_eagle, toy_target
 
 HEAD = list(range(0, 26, 2)) + [25]  # half of the vocabulary
 SAMPLED = Settings(temperature=0.9, top_p=0.95, repetition_penalty=1.2)
@@ -129,3 +132,12 @@ def test_a_bad_row_ends_drafting_for_the_round_only():
     drafter._model.head = whole
     found = drafted(drafter, target, ids + [1], 3, state=state, cache=cache)
     assert [p.id for p in found] == [p.id for p in drafted(drafter, target, ids + [1], 3)]
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_costs_and_the_bench_time_it_without_a_model_of_its_own(name):
+    pair = toy_drafts_pair(name)
+    passes = time_passes(pair, some_ids(20), max_rows=2, repeats=2)
+    assert passes.draft is None and passes.draft_step.median > 0 and len(passes.target) == 2
+    costs = measure(pair)
+    assert costs.draft > 0 and len(costs.verify) == MOST + 1
