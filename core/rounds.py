@@ -109,8 +109,12 @@ class Stepwise:
         start = time.perf_counter()
         target, drafter, proposals = self._pair.target, self._pair.drafter, []
         if count:
-            state = caches.state(drafter)
-            proposals = drafter.draft(ids, count, self._settings, self._uniform, state, caches.cache)
+            state, settings = caches.state(drafter), self._settings
+            # Every node of a tree takes a place of the target's context until the round is over.
+            places = count * settings.tree_width
+            if not hasattr(target, "tree_logits") or places > target.context_length - len(ids):
+                settings = replace(settings, tree_width=1)
+            proposals = drafter.draft(ids, count, settings, self._uniform, state, caches.cache)
         drafted = time.perf_counter()
         block = [ids[-1], *(p.id for p in proposals)]
         if is_chain(proposals):

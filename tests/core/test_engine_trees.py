@@ -13,6 +13,7 @@ from core.engine import Engine
 from core.records import Fate, Settings
 from core.sampling import Distribution, Proposal
 from tests.core.builders import assert_identities
+from tests.core.toy_drafts import toy_drafts_pair
 from tests.core.toys import path, toy_pair
 
 PROMPT = [0, 1]
@@ -205,3 +206,16 @@ def test_what_a_drafter_observes_is_the_block_with_its_rows():
     _, _, pair = run(max_new_tokens=4)
     ids, logits = pair.drafter.seen
     assert len(ids) == len(logits)
+
+
+@pytest.mark.parametrize("name", ["eagle", "medusa"])
+def test_a_tree_that_no_longer_fits_the_context_becomes_a_chain(name):
+    """Every node takes a place until the round is over: a wide tree near the end had none."""
+    pair = toy_drafts_pair(name)
+    limit = pair.target.context_length
+    settings = Settings(temperature=1.0, num_draft_tokens=3, tree_width=4, max_new_tokens=64, seed=3)
+    generation = Engine(pair, batched=False).generate([i % 26 for i in range(limit - 20)], settings)
+    rounds = list(generation)
+    assert generation.reply.error is None and generation.reply.finish_reason == "length"
+    assert rounds[0].drafted > 3 and rounds[-1].context_tokens == limit
+    assert all(r.drafted <= r.num_draft_tokens for r in rounds if limit - r.context_tokens < 8)
