@@ -32,10 +32,9 @@ def title(comparison: Comparison) -> str:
     names = dict.fromkeys(reply.drafter for reply in comparison.replies if reply.drafter != PLAIN)
     settings = comparison.settings
     when = comparison.created[:16].replace("T", " ")
-    said = [f"{when} UTC: {', '.join(names) or PLAIN} with {comparison.target}"]
-    said += [f"K = {settings.num_draft_tokens}", f"temperature {settings.temperature:g}"]
+    said = [f"{when} UTC", f"K = {settings.num_draft_tokens}", f"temperature {settings.temperature:g}"]
     said += ["not exact"] * (not settings.exact) + ["not complete"] * (not comparison.complete)
-    return ", ".join(said)
+    return f"{', '.join(said)}: {', '.join(names) or PLAIN} with {comparison.target}"
 
 
 def progress(step: Step | None, running: bool, notes: Sequence[str] = ()) -> str:
@@ -61,7 +60,7 @@ def result(comparison: Comparison) -> str:
     about.append(f"temperature {settings.temperature:g}")
     about.append(f"up to {settings.max_new_tokens} tokens a reply")
     if not comparison.complete:
-        about.append("not complete: what was measured until it ended")
+        about.append("not complete")
     parts = [f"<p class='compare-about'>{' · '.join(about)}</p>"]
     if not settings.exact:
         parts.append(
@@ -69,7 +68,7 @@ def result(comparison: Comparison) -> str:
             "which changes what the target would write.</p>"
         )
     ends = [end for row in rows for end in _ends(row.figures[SPEEDUP])]
-    scale = max([LEAST_SCALE, *ends])
+    scale = max([LEAST_SCALE, *(1.03 * end for end in ends)])
     for domain in DOMAINS:
         if own := [row for row in rows if row.domain == domain]:
             parts.append(_domain(domain, own, scale))
@@ -121,7 +120,7 @@ def _bar(estimate: Estimate, scale: float, drafter: str) -> str:
     low, high = estimate.interval or (value, value)
     kind = "base" if drafter == PLAIN else "gain" if value >= 1 else "loss"
     start, length, fill, one = (f"{100 * x / scale:.2f}%" for x in (low, high - low, value, 1))
-    whisker, told = "", "1" if drafter == PLAIN else f"{value:.2f}×"
+    whisker, told = "", "1×" if drafter == PLAIN else f"{value:.2f}×"
     if high > low:
         whisker = f"<i class='whisker' style='left:{start};width:{length}'></i>"
         told += f" <small>{low:.2f} to {high:.2f}</small>"

@@ -38,7 +38,7 @@ def test_two_drafters_on_two_prompts_and_the_next_run_cancelled_half_way(serve, 
     tables = page.locator(".compare-table")
     expect(tables).to_have_count(2)  # code and prose
     expect(tables.first.locator("tbody th")).to_have_text(["plain", "model", "ngram"])
-    expect(tables.first.locator(".speed.base b")).to_have_text("1")
+    expect(tables.first.locator(".speed.base b")).to_have_text("1×")
 
     choose(page, prompts=10, tokens=256)
     page.click("#compare-start")
