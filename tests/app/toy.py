@@ -3,7 +3,9 @@
 ``ToyEngine(script)`` answers every prompt with what ``script`` says: a text, or a function from the
 last question to a text. Each round keeps up to K pieces as accepted drafts, and every third round
 strikes one and resamples it, so that all fates occur. The seed and K decide nothing but these fates; a K that
-is chosen automatically grows by one every fourth round.
+is chosen automatically grows by one every fourth round. The drafter "ngram" finds one piece a round,
+"recycling" makes trees where they are asked for, and "plain" drafts nothing. A rule that is not exact
+drifts by 0.12.
 ``pause`` seconds pass in each round; ``gate``, if given, must be set for a reply to go past its
 second round, so that a test can look at a reply in progress without guessing times. The real
 interface is that of ``core.engine``.
@@ -212,7 +214,11 @@ class ToyGeneration:
         reason = "fixed" if k else "plain"
         if self.settings.auto_draft_tokens and self.engine.pair.costs:
             k, reason = 1 + index // 4 % k, "auto"
+        if self.info.drafter == "plain":
+            k, reason = 0, "plain"
         count = max(0, min(k, len(ids) - 1))
+        if self.info.drafter == "ngram" and count > 1:
+            count, reason = 1, "no_match"
         struck = index % 3 == 2 and count > 1
         kept = count // 2 if struck else count
         fates = [Fate.ACCEPTED] * kept
@@ -235,6 +241,8 @@ class ToyGeneration:
                 )
             )
             take += emits
+        if self.info.drafter == "recycling" and self.settings.tree_width > 1 and count:
+            tokens = self._with_a_sibling(tokens, wrong)
         text = "".join(token.text for token in tokens if token.emitted)
         return (
             Round(
@@ -247,9 +255,20 @@ class ToyGeneration:
                 draft_seconds=0.002 * count,
                 target_seconds=0.010,
                 overhead_seconds=0.001,
+                drafter=self.info.drafter if count else None,
             ),
             ids[take:],
         )
+
+    def _with_a_sibling(self, chain: list[Token], wrong: int) -> list[Token]:
+        """The round with a refused candidate before its first draft, and one behind that, never tested."""
+        first = self._token(0, wrong, Fate.REJECTED, 0, None)
+        behind = replace(self._token(1, wrong, Fate.DISCARDED, 1, None), parent=0)
+        moved = [
+            replace(token, index=token.index + 2, parent=None if token.parent is None else token.parent + 2)
+            for token in chain
+        ]
+        return [replace(first, p=0.1), behind, *moved]
 
     def _token(self, index: int, id: int, fate: Fate, position: int, emitted_index: int | None) -> Token:
         text = self.engine.pair.tokenizer.decode([id])
@@ -261,6 +280,8 @@ class ToyGeneration:
         if fate in (Fate.ACCEPTED, Fate.REJECTED):
             q, u = (0.5, 0.25) if fate is Fate.ACCEPTED else (0.9, 0.95)
             figures |= dict(q=q, u=u, overlap=0.8, entropy_q=1.3, top_q=((id, q), (1, 0.2)))
+            if not self.settings.exact:
+                figures |= dict(u=None, drift=0.12)
         return Token(
             index=index,
             id=id,
@@ -287,7 +308,7 @@ class ToyGeneration:
             finish_reason=reason,
             error=error,
             settings=self.settings,
-            pair=self.engine.pair.info,
+            pair=self.info,
             prompt_tokens=self.prompt_tokens,
             prefill_seconds=prefill,
             ttft_seconds=prefill + rounds[0].seconds if rounds else None,
