@@ -28,7 +28,8 @@ def test_the_assistant_is_the_embedded_draft_and_changes_no_greedy_reply(
     inside[drafter.head_ids] = True
     assert theirs[~inside].max() == -torch.inf  # as trimmed as Redline's
     p, q = theirs[inside].softmax(0), ours.softmax(0)
-    assert torch.minimum(p, q).sum() > 0.9  # up to bfloat16 there and 4 bits here
+    # Up to bfloat16 there and 4 bits here, in the head as well: 0.85. Another draft has half in common.
+    assert torch.minimum(p, q).sum() > 0.8
 
     def reply(**assistance):
         return bench_transformers.generate(target, ids, embedded_pair.end_ids, 0, 12, 1, **assistance)
