@@ -143,11 +143,11 @@ class DraftersTab:
         )
         usual = Settings()
         fields = (
-            ("Prompts", "compare-prompts", 1, MAX_PROMPTS // 2, 3, 1, "of code, and of prose"),
-            ("Draft tokens (K)", "compare-k", 1, MAX_DRAFT_TOKENS, usual.num_draft_tokens, 1, "in a round"),
+            ("Prompts", "compare-prompts", 1, MAX_PROMPTS // 2, 3, 1, "of each kind"),
+            ("K", "compare-k", 1, MAX_DRAFT_TOKENS, usual.num_draft_tokens, 1, "drafts a round"),
             ("Temperature", "compare-temperature", 0, 2, usual.temperature, 0.05, "0 is argmax"),
             ("Tree width", "compare-tree-width", 1, MAX_TREE_WIDTH, 1, 1, "1 is a chain"),
-            ("Reply", "compare-tokens", 16, 256, 64, 16, "tokens at most"),
+            ("Reply", "compare-tokens", 16, 256, 64, 16, "most tokens"),
         )
         with gr.Row(elem_id="compare-settings"):
             self.fields = [
