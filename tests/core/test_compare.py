@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import json
+import signal
 import threading
 
 import pytest
@@ -85,9 +86,49 @@ def test_a_drafter_that_cannot_be_made_is_named_and_the_others_go_on():
     assert {r.drafter for r in last.comparison.replies} == {"plain", "model"} and last.comparison.complete
 
 
+def test_a_reply_that_fails_is_named_and_does_not_count():
+    run, left = engine(), [20]
+    score = run.pair.target.logits
+
+    def logits(ids, cache):
+        left[0] -= 1
+        if left[0] == 0:  # in the first reply that counts
+            raise RuntimeError("out of memory")
+        return score(ids, cache)
+
+    run.pair.target.logits = logits
+    last = list(compare(run, ["model"], prompts_for(1), SETTINGS))[-1]
+    assert len(last.problems) == 1 and "out of memory" in last.problems[0]
+    assert (last.done, last.now) == (4, "done")
+    assert len(last.comparison.replies) == 3 and not last.comparison.complete
+
+
+def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
+    toy, replies = engine(), []
+    generate = toy.generate
+
+    def interrupted(*given, **more):
+        replies.append(1)
+        if len(replies) == 5:  # two warm-ups, two replies
+            signal.raise_signal(signal.SIGINT)
+        return generate(*given, **more)
+
+    toy.generate = interrupted
+    monkeypatch.setattr("core.models.load.load_pair", lambda spec, say: toy.pair)
+    monkeypatch.setattr("core.engine.Engine", lambda pair: toy)
+    db = tmp_path / "redline.db"
+    assert main(["--drafters", "model", "--prompts", "2", "--max-new-tokens", "8", "--db", str(db)]) == 130
+    assert "code, model" in capsys.readouterr().out
+    with contextlib.closing(Store(db)) as store:
+        (kept,) = store.comparisons()
+    assert len(kept.replies) == 2 and not kept.complete
+
+
 def test_nothing_to_compare_is_one_sentence():
     with pytest.raises(CompareError, match="Choose at least one drafter"):
         next(compare(engine(), ["plain"], prompts_for(1), SETTINGS))
+    with pytest.raises(CompareError, match="K = 0"):
+        next(compare(engine(), ["model"], prompts_for(1), dataclasses.replace(SETTINGS, num_draft_tokens=0)))
     for count in ("none", 0, 11, 1.5):
         with pytest.raises(CompareError, match="whole number from 1 to 10"):
             prompts_for(count)
