@@ -69,7 +69,7 @@ FIGURES = (
     ),
 )
 METER = "<progress class='context-meter' max='1' value='0' aria-hidden='true'></progress>"
-WIDE = ("drafting", "prefill", "reused", "context", "seed")
+WIDE = ("finish", "drafting", "prefill", "reused", "context", "seed")
 
 ENDINGS = {
     "eos_token": "end of text",
