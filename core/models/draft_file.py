@@ -174,7 +174,8 @@ def _file(path: Path | str) -> Path:
 def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     try:
         with safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+            # Copied: a view changes when the file is written anew, under a pair that runs.
+            return {name: file.get_tensor(name).clone() for name in file.keys()}, file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise _unreadable(path, error) from error
 
