@@ -500,7 +500,7 @@ def test_k_is_chosen_automatically_where_costs_are_known_and_drafts_may_be_judge
     page.page.click("#settings .toggle-button")
     page.ask("Go.")
     drafting = page.page.locator("[data-figure=drafting]")
-    expect(drafting).to_have_text(re.compile(r"^K auto, mean \d\.\d, by block$"))
+    expect(drafting).to_have_text(re.compile(r"^model, K auto, mean \d\.\d, by block$"))
     expect(page.page.locator("#chart .legendtext", has_text=re.compile("^K$"))).to_have_count(1)
     page.page.click("#plainly")
     expect(page.page.locator("#comparison")).to_contain_text("predicted")
