@@ -61,6 +61,18 @@ class Drafter(Protocol):
         """Learns from a target's pass: ``logits`` (n, vocabulary) after each of ``ids``, drafts included."""
 
 
+class NoState:
+    """The state of a drafter that keeps nothing of a sequence."""
+
+    length = nbytes = 0
+
+    def crop(self, length: int) -> None:
+        """Nothing to forget."""
+
+    def fork(self, length: int) -> NoState:
+        return self
+
+
 @dataclass(frozen=True)
 class Drafting:
     """A way to draft for a pair's target: the drafter, what ``PairInfo`` says of it, field by field, and the

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from core.drafters.base import NoState
 from core.models.base import Stop
 from core.models.decoder import Decoder
 from core.models.kv_cache import KVCache
@@ -20,18 +21,6 @@ from core.records import Settings
 from core.sampling import BadLogitsError, Proposal, distributions, sample
 
 SHARE = 3  # one layer in so many is run
-
-
-class Nothing:
-    """The state of a drafter that keeps nothing of a sequence."""
-
-    length = nbytes = 0
-
-    def crop(self, length: int) -> None:
-        """Nothing to forget."""
-
-    def fork(self, length: int) -> Nothing:
-        return self
 
 
 class EarlyExitDrafter:
@@ -45,13 +34,13 @@ class EarlyExitDrafter:
         self.layers = max(1, target.shape.layers // SHARE) if layers is None else layers
         self.context_length = target.context_length
 
-    def new_state(self) -> Nothing:
-        return Nothing()
+    def new_state(self) -> NoState:
+        return NoState()
 
-    def proposer(self, state: Nothing) -> str:
+    def proposer(self, state: NoState) -> str:
         return self.name
 
-    def prefill(self, ids: Sequence[int], state: Nothing, cache: KVCache, stop: Stop | None = None) -> None:
+    def prefill(self, ids: Sequence[int], state: NoState, cache: KVCache, stop: Stop | None = None) -> None:
         """Nothing: the target has read it."""
 
     def draft(
@@ -60,7 +49,7 @@ class EarlyExitDrafter:
         count: int,
         settings: Settings,
         uniform: Callable[[], float],
-        state: Nothing,
+        state: NoState,
         cache: KVCache,
     ) -> list[Proposal]:
         proposals: list[Proposal] = []
@@ -77,5 +66,5 @@ class EarlyExitDrafter:
         cache.crop(committed)
         return proposals
 
-    def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Nothing) -> None:
+    def observe(self, ids: Sequence[int], logits: torch.Tensor, state: NoState) -> None:
         """Nothing is kept."""

@@ -44,18 +44,13 @@ class Table:
 
 class RecyclingDrafter:
     """A chain follows the likeliest successors. A tree of ``tree_width`` has as many candidates at each place
-    along that chain: K * tree_width nodes at most.
-
-    ``context_length`` is the target's; ``trees`` says whether it scores trees. A chain is drafted where it
-    does not, and where the nodes would not fit behind the text: each takes a place, however deep it stands.
-    """
+    along that chain: K * tree_width nodes at most. ``context_length`` is the target's."""
 
     name = "recycling"
     short = "no_match"
 
-    def __init__(self, context_length: int, trees: bool = True):
+    def __init__(self, context_length: int):
         self.context_length = context_length
-        self._trees = trees
 
     def new_state(self) -> Table:
         return Table()
@@ -80,10 +75,8 @@ class RecyclingDrafter:
     ) -> list[Proposal]:
         proposals: list[Proposal] = []
         at, parent = ids[-1], None
-        fits = count * settings.tree_width <= self.context_length - len(ids)
-        width = settings.tree_width if self._trees and fits else 1
         for _ in range(count):
-            candidates = state.successors.get(at, [])[:width]
+            candidates = state.successors.get(at, [])[: settings.tree_width]
             if not candidates:
                 break
             first = len(proposals)

@@ -36,7 +36,7 @@ def makers(target: Scorer, info: PairInfo, own: Drafting | None) -> dict[str, Ca
         return drafting(NgramDrafter(target.context_length), "n-gram lookup")
 
     def recycling() -> Drafting:
-        drafter = RecyclingDrafter(target.context_length, trees=hasattr(target, "tree_logits"))
+        drafter = RecyclingDrafter(target.context_length)
         return drafting(drafter, "token recycling")
 
     def early_exit() -> Drafting:
