@@ -17,8 +17,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from core.records import Fate
-from core.sampling import Distribution, Outcome, Proposal, accepts, draw, overlap, residual, sample
+from core.records import Fate, Settings
+from core.sampling import (
+    BadLogitsError,
+    Distribution,
+    Outcome,
+    Proposal,
+    accepts,
+    distributions,
+    draw,
+    overlap,
+    residual,
+    sample,
+)
 
 
 def siblings(
@@ -45,6 +56,8 @@ def siblings(
     for _ in range(count):
         index = draw(q.probabilities, uniform())
         found.append(Proposal(q.id_of(index), q, soft, parent))
+        if len(found) == count:
+            break
         left = q.probabilities.clone()
         left[index] = 0
         mass = left.sum()
@@ -52,6 +65,33 @@ def siblings(
             break
         q = soft = Distribution(left / mass, q.ids)
     return found
+
+
+def along_branch(
+    logits: Callable[[list[int]], torch.Tensor],
+    ids: Sequence[int],
+    count: int,
+    settings: Settings,
+    uniform: Callable[[], float],
+    head_ids: torch.Tensor | None = None,
+) -> list[Proposal]:
+    """``settings.tree_width`` candidates at each of ``count`` positions, along the branch of the first ones.
+
+    ``logits(sequence)`` are the draft's (n,) after ``ids`` and the candidates of that branch so far, of the
+    columns ``head_ids``. Fewer positions where its numbers cannot be used.
+    """
+    proposals: list[Proposal] = []
+    sequence, parent = list(ids), None
+    for _ in range(count):
+        try:
+            q, soft = distributions(logits(sequence), settings, sequence, head_ids)
+        except BadLogitsError:
+            break
+        found = siblings(q, soft, settings.tree_width, uniform, parent)
+        parent = len(proposals)
+        proposals += found
+        sequence.append(found[0].id)
+    return proposals
 
 
 def verify_tree(

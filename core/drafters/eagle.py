@@ -23,8 +23,8 @@ from core.models.decoder import Decoder
 from core.models.kv_cache import KVCache
 from core.models.linear import Linear
 from core.records import Settings
-from core.sampling import BadLogitsError, Proposal, distributions
-from core.tree import siblings
+from core.sampling import Proposal
+from core.tree import along_branch
 
 FEW = 16  # rows up to which products are taken one by one, not as those of a prompt
 
@@ -90,21 +90,15 @@ class EagleDrafter:
         state: KVCache,
         cache: KVCache,
     ) -> list[Proposal]:
-        proposals: list[Proposal] = []
-        sequence, parent = list(ids), None
         made = self._read(ids, state, cache)
-        for depth in range(count):
-            if depth:
+
+        def logits(sequence: list[int]) -> torch.Tensor:
+            nonlocal made
+            if len(sequence) > len(ids):
                 made = self._run(sequence[-1:], made, state)
-            logits = self._model.head(made)[0].float().cpu()
-            try:
-                q, soft = distributions(logits, settings, sequence, self.head_ids)
-            except BadLogitsError:
-                break
-            found = siblings(q, soft, settings.tree_width, uniform, parent)
-            parent = len(proposals)
-            proposals += found
-            sequence.append(found[0].id)
+            return self._model.head(made)[0].float().cpu()
+
+        proposals = along_branch(logits, ids, count, settings, uniform, self.head_ids)
         state.crop(len(ids))
         return proposals
 

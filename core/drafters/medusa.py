@@ -12,34 +12,20 @@ the forward pass are described in ``core.models.draft_file``; the target is a le
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
+from core.drafters.base import NoState
 from core.models.base import Stop
 from core.models.decoder import Decoder
 from core.models.kv_cache import KVCache
 from core.models.linear import Linear
 from core.records import Settings
-from core.sampling import BadLogitsError, Proposal, distributions
-from core.tree import siblings
+from core.sampling import Proposal
+from core.tree import along_branch
 
 Make = Callable[[torch.Tensor], Linear]
-
-
-@dataclass
-class NoState:
-    """Of a drafter that keeps nothing of its own."""
-
-    length: int = 0
-    nbytes: int = 0
-
-    def crop(self, length: int) -> None:
-        self.length = min(self.length, length)
-
-    def fork(self, length: int) -> NoState:
-        return NoState(min(self.length, length))
 
 
 class MedusaDrafter:
@@ -94,20 +80,15 @@ class MedusaDrafter:
         state: NoState,
         cache: KVCache,
     ) -> list[Proposal]:
-        proposals: list[Proposal] = []
         if len(ids) < 2:
-            return proposals  # the target has read nothing yet
-        sequence, parent = list(ids), None
-        for logits in self._logits(cache.features[len(ids) - 2, self._column], min(count, self.heads)):
-            try:
-                q, soft = distributions(logits, settings, sequence, self.head_ids)
-            except BadLogitsError:
-                break
-            found = siblings(q, soft, settings.tree_width, uniform, parent)
-            parent = len(proposals)
-            proposals += found
-            sequence.append(found[0].id)
-        return proposals
+            return []  # the target has read nothing yet
+        count = min(count, self.heads)
+        rows = self._logits(cache.features[len(ids) - 2, self._column], count)
+
+        def logits(sequence: list[int]) -> torch.Tensor:
+            return rows[len(sequence) - len(ids)]
+
+        return along_branch(logits, ids, count, settings, uniform, self.head_ids)
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: NoState) -> None:
         """Nothing: what the target makes of tokens is in its cache."""
