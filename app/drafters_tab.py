@@ -25,7 +25,7 @@ from app.exports import Exports
 from app.loading import LoadingState
 from core.compare import MAX_PROMPTS, CompareError, Step, compare, prompts_for
 from core.compared import PLAIN, Comparison
-from core.drafters.names import DRAFTERS
+from core.drafters.names import title as drafter_title
 from core.records import Settings
 from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH, SettingsError, parse_settings
 
@@ -171,7 +171,7 @@ class DraftersTab:
         if state.engine is None:
             return {self.drafters: gr.update(choices=[], value=[])}
         names = [name for name in state.engine.pair.drafters if name != PLAIN]
-        choices = [(DRAFTERS[name][0].upper() + DRAFTERS[name][1:], name) for name in names]
+        choices = [(drafter_title(name), name) for name in names]
         return {self.drafters: gr.update(choices=choices, value=names)}
 
     def mount(self, page: gr.Blocks) -> None:

@@ -17,7 +17,7 @@ from app.display import as_html
 from app.events import AT_ONCE
 from app.loading import Loader, LoadingState
 from core.auto_k import MOST
-from core.drafters.names import DRAFTERS, TREE_DRAFTERS
+from core.drafters.names import TREE_DRAFTERS, title
 from core.records import DOMAINS, Settings
 from core.settings import (
     LOSSY,
@@ -275,8 +275,7 @@ def drafter_update(state: LoadingState) -> dict:
 
 def _name(drafter: str, own: str) -> str:
     """A drafter in the list."""
-    said = DRAFTERS[drafter]
-    return said[0].upper() + said[1:] + (" (this pair's own)" if drafter == own else "")
+    return title(drafter) + (" (this pair's own)" if drafter == own else "")
 
 
 def tree_update(drafter: str) -> dict:

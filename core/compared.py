@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 
-from core.domain_table import SUM_NAMES, Estimate, Sums
-from core.intervals import paired_interval, ratio_interval
+from core.domain_table import SUM_NAMES, Estimate, Sums, columns, estimate
+from core.intervals import paired_interval
 from core.records import Round, Settings
 
 PLAIN = "plain"
@@ -100,30 +100,20 @@ def table(comparison: Comparison) -> list[Row]:
         of.setdefault((reply.drafter, reply.domain), []).append(reply)
     rows = []
     for (drafter, domain), replies in of.items():
-        figures = {name: _ratio(name, replies) for name in MEASURES}
+        sums = [reply.sums for reply in replies]
+        figures = {name: estimate(parts, sums) for name, parts in MEASURES.items()}
         figures[SPEEDUP] = _speedup(replies, of.get((PLAIN, domain), []), drafter)
         rows.append(Row(drafter, replies[0].draft, domain, len(replies), figures))
     return rows
 
 
-def _parts(name: str, replies: Sequence[Compared]) -> tuple[list[float], list[float]]:
-    above, below = MEASURES[name]
-    return [getattr(r.sums, above) for r in replies], [getattr(r.sums, below) for r in replies]
-
-
-def _ratio(name: str, replies: Sequence[Compared]) -> Estimate:
-    above, below = _parts(name, replies)
-    value = sum(above) / sum(below) if sum(below) else None
-    return Estimate(value, ratio_interval(above, below), sum(whole > 0 for whole in below))
-
-
 def _speedup(replies: Sequence[Compared], plain: Sequence[Compared], drafter: str) -> Estimate:
     """Over the prompts that both answered, drawn together."""
     both = {reply.prompt_id: reply for reply in plain}
-    pairs = [(reply, both[reply.prompt_id]) for reply in replies if reply.prompt_id in both]
+    pairs = [(reply.sums, both[reply.prompt_id].sums) for reply in replies if reply.prompt_id in both]
     if drafter == PLAIN or not pairs:
         return Estimate(None, None, 0)
-    parts = [_parts("tokens_per_second", side) for side in zip(*pairs, strict=True)]
+    parts = [columns(MEASURES["tokens_per_second"], side) for side in zip(*pairs, strict=True)]
     speeds = [sum(above) / sum(below) if sum(below) else 0 for above, below in parts]
     value = speeds[0] / speeds[1] if speeds[1] else None
     return Estimate(value, paired_interval(*parts), len(pairs))
@@ -212,9 +202,9 @@ def flat(comparison: Comparison) -> list[dict[str, object]]:
         )
         for field in fields(Settings):
             values[field.name] = getattr(settings, field.name)
-        for name, estimate in row.figures.items():
-            low, high = estimate.interval or (None, None)
-            values |= {name: estimate.value, f"{name}_low": low, f"{name}_high": high}
+        for name, figure in row.figures.items():
+            low, high = figure.interval or (None, None)
+            values |= {name: figure.value, f"{name}_low": low, f"{name}_high": high}
         rows.append(values)
     return rows
 

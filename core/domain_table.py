@@ -282,8 +282,8 @@ def _by_domain(sums: Iterable[tuple[str, str, Sums]]) -> dict[str, list[Sums]]:
 
 
 def _row(domain: str, replies: Sequence[Sums], plain: Sequence[Sums]) -> DomainRow:
-    measures = {name: _estimate(name, replies) for name in MEASURES}
-    plain_speed = _estimate("tokens_per_second", plain)
+    measures = {name: estimate(parts, replies) for name, parts in MEASURES.items()}
+    plain_speed = estimate(MEASURES["tokens_per_second"], plain)
     return DomainRow(
         domain=domain,
         sums=total(replies),
@@ -295,21 +295,22 @@ def _row(domain: str, replies: Sequence[Sums], plain: Sequence[Sums]) -> DomainR
     )
 
 
-def _estimate(name: str, replies: Sequence[Sums]) -> Estimate:
-    above, below = _parts(name, replies)
-    return Estimate(
-        total(replies).measure(name), ratio_interval(above, below), sum(whole > 0 for whole in below)
-    )
+def estimate(parts: tuple[str, str], replies: Sequence[Sums]) -> Estimate:
+    """The first of two sums over the second, and its interval from resampling ``replies``."""
+    above, below = columns(parts, replies)
+    value = sum(above) / sum(below) if sum(below) else None
+    return Estimate(value, ratio_interval(above, below), sum(whole > 0 for whole in below))
 
 
 def _speedup(speed: Estimate, plain: Estimate, replies: Sequence[Sums], others: Sequence[Sums]) -> Estimate:
     fewer = min(speed.replies, plain.replies)
     if speed.value is None or not plain.value:
         return Estimate(None, None, fewer)
-    interval = quotient_interval(*(_parts("tokens_per_second", of) for of in (replies, others)))
+    interval = quotient_interval(*(columns(MEASURES["tokens_per_second"], of) for of in (replies, others)))
     return Estimate(speed.value / plain.value, interval, fewer)
 
 
-def _parts(name: str, replies: Sequence[Sums]) -> tuple[list[float], list[float]]:
-    above, below = MEASURES[name]
+def columns(parts: tuple[str, str], replies: Sequence[Sums]) -> tuple[list[float], list[float]]:
+    """Two sums of each reply."""
+    above, below = parts
     return [getattr(of, above) for of in replies], [getattr(of, below) for of in replies]

@@ -12,3 +12,9 @@ DRAFTERS = {
     "plain": "none: the target alone",
 }
 TREE_DRAFTERS = ("eagle", "medusa", "recycling", "auto")  # that make a tree where a tree is asked for
+
+
+def title(name: str) -> str:
+    """A drafter in a list of choices."""
+    said = DRAFTERS[name]
+    return said[0].upper() + said[1:]

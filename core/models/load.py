@@ -14,7 +14,6 @@ import logging
 import os
 import sys
 import traceback
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from core.models import Progress, silent
@@ -60,11 +59,7 @@ def _load(spec: PairSpec, progress: Progress) -> Pair:
     if (folder := draft_folder(spec.draft)) is not None:
         return load_embedded(progress, folder)
     pair = load_embedded(progress)
-    if spec.draft:
-        return pair
-    from core.models.pair import NO_DRAFT
-
-    return replace(pair, drafter=None, info=replace(pair.info, **NO_DRAFT))
+    return pair if spec.draft else pair.drafting("plain")
 
 
 def _as_it_comes(spec: PairSpec) -> bool:
