@@ -67,6 +67,15 @@ def test_vectors_and_ids_are_kept_exactly(original, packed):
     assert draft.layers == 2
 
 
+def test_a_loaded_draft_stays_as_it_was_when_its_file_is_overwritten_in_place(packed):
+    norm = load_draft(packed).tensors["norm.weight"]
+    before = norm.clone()
+    size = packed.stat().st_size
+    with open(packed, "r+b") as file:  # as a copy onto it does: the file stays the same one
+        file.write(b"\x5a" * size)
+    assert torch.equal(norm, before)
+
+
 def test_metadata_are_kept_and_read_alone(packed):
     metadata = load_draft(packed).metadata
     assert load_metadata(packed) == metadata
