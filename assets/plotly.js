@@ -25,7 +25,9 @@ function keepDrawn(draw, note) {
   let width = element.clientWidth;  // Plotly follows the window only; the settings take room from the page, too
   new ResizeObserver(() => {
     if (element.clientWidth === width || !(width = element.clientWidth)) return;
-    for (const plot of element.querySelectorAll('.js-plotly-plot')) window.Plotly?.Plots.resize(plot);
+    for (const plot of element.querySelectorAll('.js-plotly-plot')) {
+      if (plot.clientWidth) window.Plotly?.Plots.resize(plot);  // Plotly rejects for a plot that is hidden
+    }
   }).observe(element);
   show();
 }
