@@ -19,7 +19,7 @@ import transformers
 from core.models import Progress, quantize
 from core.models.checkpoint import fetch, inspect
 from core.models.draft_file import load_draft
-from core.models.embedded import DRAFT_FILE
+from core.models.embedded import DRAFTS
 from core.models.spec import EMBEDDED, PairSpec
 from core.records import PairInfo
 
@@ -67,7 +67,7 @@ def load(spec: PairSpec, info: PairInfo, say: Progress) -> tuple[Model, Model | 
     if not spec.draft:
         return target, None
     if spec.draft == EMBEDDED:
-        return target, embedded_assistant(target, DRAFT_FILE)
+        return target, embedded_assistant(target, DRAFTS / "draft-model.safetensors")
     return target, as_assistant(load_model(spec.draft, info.draft_quantization, info.device, say))
 
 

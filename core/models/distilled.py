@@ -31,7 +31,6 @@ from core.models.errors import LoadError
 from core.models.linear import FORMS, fitting, reading
 from core.models.memory import PACKED
 
-DEFAULT = "model"  # the embedded pair's own way to draft, of those that ship
 ON_TARGET = ("eagle", "medusa")  # kinds that run on the target's features
 
 
@@ -55,10 +54,17 @@ class Forms:
     head: str
 
 
-def shipped(folder: Path) -> dict[str, Path]:
-    """The drafts for the embedded target in ``folder``, by kind; the default one even if it is missing."""
+def shipped(folder: Path, own: str) -> dict[str, Path]:
+    """The drafts for the embedded target in ``folder``, by kind; that of kind ``own`` even if it is missing."""
     files = {kind: folder / f"draft-{kind}.safetensors" for kind in KINDS}
-    return {kind: file for kind, file in files.items() if kind == DEFAULT or file.is_file()}
+    return {kind: file for kind, file in files.items() if kind == own or file.is_file()}
+
+
+def default_kind(target: Scorer) -> str:
+    """The embedded target's own way to draft unless one is named: the fastest of a comparison on a processor
+    (docs/PERFORMANCE.md). Elsewhere the kind that needs nothing of the target, and has rounds of its own on a
+    card (``core.batched``)."""
+    return "eagle" if isinstance(target, Decoder) and target.device.type == "cpu" else "model"
 
 
 def chosen(path: Path, lender: Lender) -> tuple[str, Path]:

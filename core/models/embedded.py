@@ -49,7 +49,7 @@ FORMAT = 1  # of the converted folder: raise it when what is written changes
 FOLDER = f"smollm2-135m-instruct-{FORMAT}"
 MARKER = "redline.json"
 
-DRAFT_FILE = Path(__file__).resolve().parents[2] / "assets" / "draft" / "draft-model.safetensors"
+DRAFTS = Path(__file__).resolve().parents[2] / "assets" / "draft"  # one file of each kind
 
 
 def home() -> Path:
@@ -75,7 +75,7 @@ def load_embedded(progress: Progress = silent, draft: Path | None = None) -> Pai
     from core.models.pair import build_embedded_pair  # imports torch: the page can be up before
 
     folder = prepare_embedded(progress)
-    return build_embedded_pair(folder, DRAFT_FILE.parent, target_fingerprint(folder), progress, draft)
+    return build_embedded_pair(folder, DRAFTS, target_fingerprint(folder), progress, draft)
 
 
 def target_fingerprint(folder: Path) -> str:

@@ -33,7 +33,7 @@ from core.drafters.untrained import makers
 from core.models import Progress, distilled, memory, quantize, silent
 from core.models.checkpoint import Checkpoint, fetch, fingerprint, inspect
 from core.models.decoder import Decoder, DecoderShape, lean_reason
-from core.models.embedded import DRAFT_FILE
+from core.models.embedded import DRAFTS
 from core.models.errors import LoadError, first_line, is_out_of_memory
 from core.models.linear import best_form
 from core.models.pair import NO_DRAFT, Pair, warm_up
@@ -237,8 +237,9 @@ def _ways(
     say: Progress,
 ) -> tuple[Drafting | None, dict[str, Callable[[], Drafting]]]:
     """The pair's own way to draft, None without one, and what makes the others that were trained."""
-    target, name = models[0], distilled.DEFAULT
-    files = distilled.shipped(DRAFT_FILE.parent) if spec.target == EMBEDDED else {}
+    target = models[0]
+    name = distilled.default_kind(target)
+    files = distilled.shipped(DRAFTS, name) if spec.target == EMBEDDED else {}
     folder, trained = draft_folder(spec.draft), {}
     if files or folder:
         lender = _lender(target, plans[0])

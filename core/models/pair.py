@@ -115,7 +115,8 @@ def build_embedded_pair(
     head = FORMS[best_form("int8")](embedding)
     target = Decoder.from_tensors(shape, tensors, reading(forms.layers), embedding, head)
     lender = distilled.Lender(NAME, target, shape, embedding, lambda ids: embedding[ids])
-    files, name = distilled.shipped(drafts), distilled.DEFAULT
+    name = distilled.default_kind(target)
+    files = distilled.shipped(drafts, name)
     if draft is not None:
         name, files[name] = distilled.chosen(draft, lender)
     distilled.keep_features(target, files.values())

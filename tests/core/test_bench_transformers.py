@@ -20,7 +20,7 @@ def test_the_assistant_is_the_embedded_draft_and_changes_no_greedy_reply(
     monkeypatch.setenv("REDLINE_HOME", str(embedded_home))
     target, assistant = bench_transformers.load(embedded_spec(), embedded_pair.info, silent)
     ids = embedded_pair.tokenizer(PROMPT)["input_ids"]
-    drafter = embedded_pair.drafter
+    drafter = embedded_pair.drafting("model").drafter
     with torch.inference_mode():
         theirs = assistant(torch.tensor([ids])).logits[0, -1].float()
         ours = drafter.model.next_logits(ids, drafter.new_state())

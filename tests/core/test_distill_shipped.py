@@ -20,10 +20,10 @@ from core.distill.lesson import Lessons
 from core.distill.run import SAMPLE, first_of_each
 from core.distill.target import Target, features, load_target
 from core.models.draft_file import check_target, load_draft
-from core.models.embedded import DRAFT_FILE
+from core.models.embedded import DRAFTS
 from core.models.spec import EMBEDDED
 
-SHIPPED = sorted(DRAFT_FILE.parent.glob("*.safetensors"))
+SHIPPED = sorted(DRAFTS.glob("*.safetensors"))
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from core.models.draft_file import (
     load_metadata,
     save_draft,
 )
-from core.models.embedded import DRAFT_FILE
+from core.models.embedded import DRAFTS
 from core.models.errors import LoadError
 
 METADATA = {"kind": "model", "target": "toy", "origin": "here", "licence": "Apache-2.0", "alpha": "none"}
@@ -154,12 +154,14 @@ def test_a_flipped_bit_a_cut_file_and_a_missing_file_are_refused_in_words(packed
         load_draft(tmp_path / "missing.safetensors")
 
 
-def test_the_draft_that_ships():
-    assert DRAFT_FILE.stat().st_size < 12_000_000
-    draft = load_draft(DRAFT_FILE)
+@pytest.mark.parametrize("kind, layers, most_bytes", [("model", 3, 12_000_000), ("eagle", 1, 6_000_000)])
+def test_drafts_that_ship(kind, layers, most_bytes):
+    file = DRAFTS / f"draft-{kind}.safetensors"
+    assert file.stat().st_size < most_bytes
+    draft = load_draft(file)
     metadata, ids, projection = draft.metadata, draft.head_ids, draft.tensors["proj.weight"]
-    assert metadata["kind"] == "model" and metadata["licence"] == "Apache-2.0"
+    assert metadata["kind"] == kind and metadata["licence"] == "Apache-2.0"
     assert "SmolLM2-135M-Instruct" in metadata["target"] and metadata["alpha"] and metadata["origin"]
-    assert draft.layers == 3
+    assert draft.layers == layers
     assert (ids[1:] > ids[:-1]).all() and 0 <= ids[0] and ids[-1] < 49152
     assert projection.shape == (576, 576) and projection.isfinite().all()

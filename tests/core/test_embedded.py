@@ -364,7 +364,10 @@ def test_fingerprint_is_that_of_the_weights_file(embedded_folder):
 
 def test_the_pair_says_which_weights_it_runs(embedded_pair, embedded_folder):
     assert embedded_pair.info.target_fingerprint == embedded.target_fingerprint(embedded_folder)
-    assert embedded_pair.info.draft_fingerprint == load_draft(embedded.DRAFT_FILE).metadata["fingerprint"]
+    assert embedded_pair.info.drafter == "eagle"
+    for kind in ("eagle", "model", "medusa"):
+        draft = load_draft(embedded.DRAFTS / f"draft-{kind}.safetensors")
+        assert embedded_pair.drafting(kind).info.draft_fingerprint == draft.metadata["fingerprint"]
 
 
 def test_tokens_and_chat_template_are_those_of_the_gguf(embedded_folder, reader):

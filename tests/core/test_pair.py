@@ -12,7 +12,7 @@ from core.chat import encode_chat
 from core.drafters.base import Drafting
 from core.engine import Engine
 from core.models.draft_file import load_draft
-from core.models.embedded import DRAFT_FILE
+from core.models.embedded import DRAFTS
 from core.models.linear import FORMS
 from core.prompts import load_prompts
 from core.records import Settings
@@ -87,10 +87,10 @@ def test_greedy_speculative_equals_plain_at_length(embedded_pair, prompt):
 
 
 def test_it_offers_what_ships_and_what_needs_no_training(embedded_pair):
-    offered = {path.stem.removeprefix("draft-") for path in DRAFT_FILE.parent.glob("*.safetensors")}
+    offered = {path.stem.removeprefix("draft-") for path in DRAFTS.glob("*.safetensors")}
     assert set(embedded_pair.drafters) == {*offered, "early-exit", "ngram", "recycling", "auto", "plain"}
     for kind in offered:
-        file = DRAFT_FILE.with_name(f"draft-{kind}.safetensors")
+        file = DRAFTS / f"draft-{kind}.safetensors"
         assert set(load_draft(file).feature_layers) <= set(embedded_pair.target.feature_layers)
 
 
