@@ -101,9 +101,14 @@ class Answer:
         return self.settings.num_draft_tokens > 0 and self.info.drafter != "plain"
 
     @property
+    def exact(self) -> bool:
+        """Whether it is distributed as the target alone would write it: also where it does."""
+        return self.settings.exact or not self.drafted
+
+    @property
     def not_exact(self) -> str:
         """What to write over a reply whose rule is not exact; "" where it is as the target alone writes."""
-        if self.settings.exact:
+        if self.exact:
             return ""
         threshold = self.settings.acceptance_threshold
         return f"not exact: {self.settings.verifier}" + ("" if threshold is None else f" {threshold:g}")

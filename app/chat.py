@@ -454,8 +454,8 @@ MAKING = "Making the drafter: once."
 WELCOME = """<div class="welcome-text">
 <p class="welcome-lead">A small model writes ahead. A big one edits.</p>
 <p>Ask something and read the manuscript with its corrections: which words were drafted and kept, which were
-struck out, and what the editor wrote instead. What remains is distributed exactly as if the big model had
-written alone.</p>
+struck out, and what the editor wrote instead. Unless you choose a rule marked as not exact, what remains is
+distributed exactly as if the big model had written alone.</p>
 </div>"""
 
 

@@ -349,7 +349,7 @@ class Desk:
                 "load that pair again to compare, or regenerate the reply."
             )
         settings = dataclasses.replace(first.settings, num_draft_tokens=0, auto_draft_tokens=False)
-        if not settings.exact:  # the target alone is exact, whatever rule is compared with it
+        if not first.exact:  # there is nothing to judge, so no rule stands with it on record
             settings = dataclasses.replace(settings, verifier=EXACT_VERIFIERS[0], acceptance_threshold=None)
         prompt = first.prompt
         if prompt is None:

@@ -137,7 +137,7 @@ def figures_value(answer: Answer | None) -> str:
         "speed": decimal(figures.tokens_per_second, 1),
         "rate": percent(figures.draft_acceptance_rate),
         "alpha": decimal(figures.alpha, 3),
-        "drift": "0, exact" if answer.settings.exact else decimal(figures.drift, 3),
+        "drift": "0, exact" if answer.exact else decimal(figures.drift, 3),
         "per_pass": decimal(figures.tokens_per_pass, 2),
         "rounds": str(figures.rounds),
         "emitted": str(figures.emitted),
@@ -148,7 +148,7 @@ def figures_value(answer: Answer | None) -> str:
         "context": None if context is None else f"{context:,} of {context_length:,} tokens",
         "seed": str(answer.settings.seed),
         "used": None if context is None else context / context_length,
-        "inexact": None if answer.settings.exact else True,
+        "inexact": None if answer.exact else True,
         "note": _note(answer),
     }
     return json.dumps({name: text for name, text in texts.items() if text is not None})

@@ -182,8 +182,8 @@ class Settings:
 
     @property
     def exact(self) -> bool:
-        """Whether the reply is distributed as the target alone would write it."""
-        return self.verifier in EXACT_VERIFIERS
+        """Whether the reply is distributed as the target alone would write it: also where it does."""
+        return self.verifier in EXACT_VERIFIERS or not self.num_draft_tokens
 
 
 @dataclass(frozen=True, slots=True)

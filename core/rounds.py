@@ -151,9 +151,9 @@ class Stepwise:
             return targets[row][0]
 
         @cache  # a rejected token and the one in its place stand at one row
-        def of_row(row: int) -> dict[str, object]:
+        def of_row(row: int) -> tuple[dict[str, object], torch.Tensor]:
             p, soft = targets[row]
-            return {"entropy_p": p.entropy(), "top_p": soft.top()}
+            return {"entropy_p": p.entropy(), "top_p": soft.top()}, rows[row].logsumexp(0)
 
         @cache
         def of_proposal(index: int) -> dict[str, object]:
@@ -162,8 +162,9 @@ class Stepwise:
 
         for outcome in verifier(self._settings, proposals)(target, proposals, self._uniform):
             row = outcome.position if outcome.row is None else outcome.row
-            figures = outcome_figures(outcome) | of_row(row)
-            figures["p_raw"] = raw_probability(rows[row], outcome.id)
+            shared, total = of_row(row)
+            figures = outcome_figures(outcome) | shared
+            figures["p_raw"] = raw_probability(rows[row], outcome.id, total)
             if outcome.q is not None:
                 figures |= of_proposal(outcome.position if outcome.index is None else outcome.index)
             yield Verdict(outcome, figures)

@@ -50,7 +50,7 @@ class Distribution:
         size = len(self.probabilities)
         if self.ids is None:
             if not len(ids) or ids[-1] < size:  # ids are ascending
-                return self.probabilities[ids]
+                return self.probabilities.index_select(0, ids)  # a third of the time of [ids]
             index, inside = ids.clamp(max=size - 1), ids < size
         else:
             index = torch.searchsorted(self.ids, ids).clamp_(max=size - 1)
@@ -169,9 +169,12 @@ def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     return index[keep]
 
 
-def raw_probability(logits: torch.Tensor, token_id: int) -> float:
-    """The probability of ``token_id`` at temperature 1 with no filter; ``logits`` (n,) float32."""
-    return (logits[token_id] - logits.logsumexp(0)).exp().item()
+def raw_probability(logits: torch.Tensor, token_id: int, total: torch.Tensor | None = None) -> float:
+    """The probability of ``token_id`` at temperature 1 with no filter; ``logits`` (n,) float32.
+
+    ``total`` is their ``logsumexp`` where it is known.
+    """
+    return (logits[token_id] - (logits.logsumexp(0) if total is None else total)).exp().item()
 
 
 def draw(weights: torch.Tensor, u: float) -> int:
@@ -213,9 +216,12 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> torch.Ten
             size = min(len(left), len(q.probabilities))
             left[:size] -= q.probabilities[:size].double()
         else:
-            inside = q.ids < len(left)
+            ids, taken = q.ids, q.probabilities
+            if len(ids) and ids[-1] >= len(left):  # ids are ascending
+                inside = ids < len(left)
+                ids, taken = ids[inside], taken[inside]
             # A quarter of index_add_'s time.
-            left.scatter_add_(0, q.ids[inside], -q.probabilities[inside].double())
+            left.scatter_add_(0, ids, taken.double().neg_())
     else:
         left = p.probabilities.double() * weight - q.over(p.ids).double()
     return left.clamp_min_(0)

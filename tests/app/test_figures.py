@@ -91,6 +91,9 @@ def test_how_tokens_were_drafted_and_judged():
     assert drafting(settings={"verifier": "greedy"}) == "model, K = 4, not exact: greedy"
     marked = json.loads(figures_value(answer_of("aaab", settings=lossy)))
     assert marked["inexact"] is True
+    alone = json.loads(figures_value(answer_of("p", k=0, settings=lossy)))  # nothing was judged by the rule
+    assert "inexact" not in alone
+    assert (alone["drift"], alone["drafting"]) == ("0, exact", "none, K = 0")
 
 
 def test_where_reading_the_prompt_takes_most_of_the_time_the_page_says_that_drafting_cannot_help():

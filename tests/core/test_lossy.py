@@ -101,6 +101,11 @@ def test_the_exactness_test_passes_exact_rules_and_fails_every_lossy_one(verifie
         assert all(t.drift is not None and t.u is None for t in tested)
 
 
+def test_where_nothing_is_drafted_a_reply_is_exact_whatever_the_rule():
+    assert not Settings(verifier="greedy").exact
+    assert Settings(verifier="greedy", num_draft_tokens=0).exact
+
+
 def test_drift_of_a_reply_is_the_mean_over_tested_tokens():
     settings = Settings(temperature=1.0, verifier="draft-ratio", max_new_tokens=12)
     rounds = list(Engine(toy_pair(table(1, 5), table(2, 5))).generate(PROMPT, settings))
