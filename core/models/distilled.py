@@ -55,7 +55,7 @@ class Forms:
 
 
 def shipped(folder: Path, own: str) -> dict[str, Path]:
-    """The drafts for the embedded target in ``folder``, by kind; that of kind ``own`` even if it is missing."""
+    """The drafts for the embedded target in ``folder``, by kind; of kind ``own`` even if it is missing."""
     files = {kind: folder / f"draft-{kind}.safetensors" for kind in KINDS}
     return {kind: file for kind, file in files.items() if kind == own or file.is_file()}
 
