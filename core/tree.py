@@ -47,7 +47,8 @@ def siblings(
     """
     if len(q.probabilities) == 1:
         first = q.id_of(0)
-        others = [token_id for token_id, _ in soft.top(count) if token_id != first]
+        likely = soft.top(count) if count > 1 else ()
+        others = [token_id for token_id, _ in likely if token_id != first]
         return [Proposal(first, q, soft, parent)] + [
             Proposal(token_id, Distribution(q.probabilities, torch.tensor([token_id])), soft, parent)
             for token_id in others[: count - 1]
@@ -74,8 +75,9 @@ def along_branch(
     settings: Settings,
     uniform: Callable[[], float],
     head_ids: torch.Tensor | None = None,
+    width: int = 1,
 ) -> list[Proposal]:
-    """``settings.tree_width`` candidates at each of ``count`` positions, along the branch of the first ones.
+    """``width`` candidates at each of ``count`` positions, along the branch of the first ones; 1 is a chain.
 
     ``logits(sequence)`` are the draft's (n,) after ``ids`` and the candidates of that branch so far, of the
     columns ``head_ids``. Fewer positions where its numbers cannot be used.
@@ -83,11 +85,12 @@ def along_branch(
     proposals: list[Proposal] = []
     sequence, parent = list(ids), None
     for _ in range(count):
+        row = logits(sequence)
         try:
-            q, soft = distributions(logits(sequence), settings, sequence, head_ids)
+            q, soft = distributions(row, settings, sequence, head_ids)
         except BadLogitsError:
             break
-        found = siblings(q, soft, settings.tree_width, uniform, parent)
+        found = siblings(q, soft, width, uniform, parent)
         parent = len(proposals)
         proposals += found
         sequence.append(found[0].id)

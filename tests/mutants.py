@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TESTS = [
-    f"tests/core/test_{name}.py" for name in ("sampling", "batched", "drafters", "reuse", "engine", "decoder")
-]
-EXACTNESS = "tests/core/test_exactness.py"
+EXACTNESS = ["tests/core/test_exactness.py", "tests/core/test_exactness_drafters.py"]
+EXACTNESS += ["tests/core/test_exactness_trees.py"]
+NAMES = "sampling tree batched drafters drafters_untrained reuse engine engine_trees decoder decoder_trees"
+TESTS = [f"tests/core/test_{name}.py" for name in NAMES.split()]
 
 
 @dataclass(frozen=True)
@@ -96,27 +96,90 @@ MUTANTS = [
     ),
     Mutant(
         "q from the unfiltered logits",
-        "drafters/model.py",
-        "Proposal(sample(q, uniform()), q, soft)",
-        "Proposal(sample(q, uniform()), distributions(logits, Settings(1.0), (), self.head_ids)[0], soft)",
+        "tree.py",
+        "found = siblings(q, soft, width, uniform, parent)",
+        "bare = distributions(row, Settings(1.0), (), head_ids)[0]\n"
+        "        found = [Proposal(sample(q, uniform()), bare, soft, parent)]",
     ),
     Mutant(
         "greedy draft, soft q",
-        "drafters/model.py",
-        "sample(q, uniform())",
-        "sample(distributions(logits, Settings(temperature=0), (), self.head_ids)[0], uniform())",
+        "tree.py",
+        "found = siblings(q, soft, width, uniform, parent)",
+        "best = distributions(row, Settings(temperature=0), (), head_ids)[0]\n"
+        "        found = [Proposal(sample(best, uniform()), q, soft, parent)]",
     ),
     Mutant(
         "draft at temperature 1",
-        "drafters/model.py",
-        "distributions(logits, settings, sequence, self.head_ids)",
-        "distributions(logits, Settings(temperature=1.0), sequence, self.head_ids)",
+        "tree.py",
+        "distributions(row, settings, sequence, head_ids)",
+        "distributions(row, Settings(temperature=1.0), sequence, head_ids)",
     ),
     Mutant(
         "draft without its filters but with the target's q",
-        "drafters/model.py",
-        "Proposal(sample(q, uniform()), q, soft)",
-        "Proposal(sample(distribution(logits, settings.temperature, ids=self.head_ids), uniform()), q, soft)",
+        "tree.py",
+        "found = siblings(q, soft, width, uniform, parent)",
+        "bare = distributions(row, Settings(settings.temperature), (), head_ids)[0]\n"
+        "        found = [Proposal(sample(bare, uniform()), q, soft, parent)]",
+    ),
+    Mutant(
+        "a sibling is held against p itself",
+        "tree.py",
+        "left = _without(left, proposal.q)",
+        "left = p",
+    ),
+    Mutant(
+        "all siblings refused: a draw from p",
+        "tree.py",
+        "token_id = sample(left, uniform())",
+        "token_id = sample(p, uniform())",
+    ),
+    Mutant(
+        "a sibling has the first one's q",
+        "tree.py",
+        "found.append(Proposal(q.id_of(index), q, soft, parent))",
+        "found.append(Proposal(q.id_of(index), found[0].q if found else q, soft, parent))",
+    ),
+    Mutant(
+        "a sibling's q is not normalised",
+        "tree.py",
+        "Distribution(left / mass, q.ids)",
+        "Distribution(left, q.ids)",
+    ),
+    Mutant(
+        "a tree's child reads its uncle's row",
+        "tree.py",
+        "row = 0 if node is None else node + 1",
+        "row = 0 if node is None else node",
+    ),
+    Mutant(
+        "a tree's rows are children of the root",
+        "rounds.py",
+        "0 if p.parent is None else p.parent + 1 for p",
+        "0 for p",
+    ),
+    Mutant(
+        "a node sees every row before it",
+        "models/decoder.py",
+        "mask[row, start:] = mask[parent, start:]",
+        "mask[row, start : start + row] = 0",
+    ),
+    Mutant(
+        "the rows of an accepted branch are not gathered",
+        "engine.py",
+        "caches.cache.keep(before, [0, *path])",
+        "pass",
+    ),
+    Mutant(
+        "a looked-up token with half its probability",
+        "drafters/ngram.py",
+        "Distribution(torch.ones(1), torch.tensor([id]))",
+        "Distribution(torch.full((1,), 0.5), torch.tensor([id]))",
+    ),
+    Mutant(
+        "early exit leaves its drafts in the target's cache",
+        "drafters/early_exit.py",
+        "cache.crop(committed)",
+        "pass",
     ),
     Mutant(
         "target's cache one too long", "reuse.py", "self.cache.crop(length)", "self.cache.crop(length + 1)"
@@ -124,9 +187,7 @@ MUTANTS = [
     Mutant(
         "target's cache one too short", "reuse.py", "self.cache.crop(length)", "self.cache.crop(length - 1)"
     ),
-    Mutant(
-        "draft's cache one too long", "reuse.py", "state.crop(length)", "state.crop(length + 1)"
-    ),
+    Mutant("draft's cache one too long", "reuse.py", "state.crop(length)", "state.crop(length + 1)"),
     Mutant("draft never rolled back", "reuse.py", "state.crop(length)", "pass"),
     Mutant(
         "draft reads only the last id",
@@ -155,20 +216,20 @@ MUTANTS = [
     Mutant(
         "the penalty looks one id ahead",
         "rounds.py",
-        "block[: start + position]",
-        "block[: start + position + 1]",
+        "index = row - 1 if row else None",
+        "index = row if row < len(proposals) else row - 1 if row else None",
     ),
     Mutant(
         "the penalty does not see the drafts",
         "rounds.py",
-        "block[: start + position]",
-        "block[:start]",
+        "return ids + path[::-1]",
+        "return ids",
     ),
     Mutant(
         "the draft has no penalty",
-        "drafters/model.py",
-        "distributions(logits, settings, sequence, self.head_ids)",
-        "distributions(logits, settings, (), self.head_ids)",
+        "tree.py",
+        "distributions(row, settings, sequence, head_ids)",
+        "distributions(row, settings, (), head_ids)",
     ),
     Mutant(
         "min-p forgotten where the head is whole",
@@ -272,7 +333,7 @@ def verdict(mutant: Mutant, folder: Path) -> str:
         return "does not apply"
     file.write_text(source.replace(mutant.before, mutant.after))
     try:
-        if not run(folder, [EXACTNESS]):
+        if not run(folder, EXACTNESS):
             return "killed by the exactness suite"
         return "SURVIVED" if run(folder, TESTS) else "killed by unit tests"
     finally:
@@ -289,7 +350,7 @@ def main(names: list[str]) -> int:
             ignore = shutil.ignore_patterns("__pycache__", "*.db*")
             copy = shutil.copytree if source.is_dir() else shutil.copy
             copy(source, folder / part, **({"ignore": ignore} if source.is_dir() else {}))
-        if not run(folder, [EXACTNESS, *TESTS]):
+        if not run(folder, [*EXACTNESS, *TESTS]):
             print("The unchanged sources fail their tests; mend that first.", file=sys.stderr)
             return 1
         for mutant in chosen:

@@ -98,7 +98,7 @@ class EagleDrafter:
                 made = self._run(sequence[-1:], made, state)
             return self._model.head(made)[0].float().cpu()
 
-        proposals = along_branch(logits, ids, count, settings, uniform, self.head_ids)
+        proposals = along_branch(logits, ids, count, settings, uniform, self.head_ids, settings.tree_width)
         state.crop(len(ids))
         return proposals
 

@@ -18,7 +18,8 @@ from core.models.base import Stop
 from core.models.decoder import Decoder
 from core.models.kv_cache import KVCache
 from core.records import Settings
-from core.sampling import BadLogitsError, Proposal, distributions, sample
+from core.sampling import Proposal
+from core.tree import along_branch
 
 SHARE = 3  # one layer in so many is run
 
@@ -52,17 +53,13 @@ class EarlyExitDrafter:
         state: NoState,
         cache: KVCache,
     ) -> list[Proposal]:
-        proposals: list[Proposal] = []
-        sequence, target, committed = list(ids), self._target, cache.length
-        for _ in range(count):
+        target, committed = self._target, cache.length
+
+        def logits(sequence: list[int]) -> torch.Tensor:
             hidden = target.forward(sequence[cache.length :], cache, layers=self.layers)
-            try:
-                q, soft = distributions(target.head(hidden[-1:])[0].float().cpu(), settings, sequence)
-            except BadLogitsError:
-                break
-            parent = len(proposals) - 1 if proposals else None
-            proposals.append(Proposal(sample(q, uniform()), q, soft, parent))
-            sequence.append(proposals[-1].id)
+            return target.head(hidden[-1:])[0].float().cpu()
+
+        proposals = along_branch(logits, ids, count, settings, uniform)
         cache.crop(committed)
         return proposals
 

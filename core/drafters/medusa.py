@@ -88,7 +88,7 @@ class MedusaDrafter:
         def logits(sequence: list[int]) -> torch.Tensor:
             return rows[len(sequence) - len(ids)]
 
-        return along_branch(logits, ids, count, settings, uniform, self.head_ids)
+        return along_branch(logits, ids, count, settings, uniform, self.head_ids, settings.tree_width)
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: NoState) -> None:
         """Nothing: what the target makes of tokens is in its cache."""

@@ -18,7 +18,8 @@ import torch
 
 from core.models.base import Cache, Scorer, Stop
 from core.records import Settings
-from core.sampling import BadLogitsError, Proposal, distributions, sample
+from core.sampling import Proposal
+from core.tree import along_branch
 
 
 class ModelDrafter:
@@ -56,18 +57,10 @@ class ModelDrafter:
         state: Cache,
         cache: Cache,
     ) -> list[Proposal]:
-        proposals: list[Proposal] = []
-        sequence = list(ids)
-        for _ in range(count):
-            logits = self.model.next_logits(self._readable(sequence[state.length :]), state)[: self.width]
-            try:
-                q, soft = distributions(logits, settings, sequence, self.head_ids)
-            except BadLogitsError:
-                break
-            parent = len(proposals) - 1 if proposals else None
-            proposals.append(Proposal(sample(q, uniform()), q, soft, parent))
-            sequence.append(proposals[-1].id)
-        return proposals
+        def logits(sequence: list[int]) -> torch.Tensor:
+            return self.model.next_logits(self._readable(sequence[state.length :]), state)[: self.width]
+
+        return along_branch(logits, ids, count, settings, uniform, self.head_ids)
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Cache) -> None:
         """Nothing: the model reads what was committed when it drafts next."""
