@@ -9,7 +9,7 @@ import functools
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -81,10 +81,11 @@ def measure_limit(pair: Pair) -> Limit:
     device = pair.info.device
     target = weight_bytes(pair.target)
     model = getattr(pair.drafter, "model", None)
+    step = getattr(pair.drafter, "step_weights", None)  # of a drafter that is no model by itself
     large = min(BUFFER_BYTES, _free(device) // 4)
     return Limit(
         target_bytes=target,
-        draft_bytes=weight_bytes(model) if model else None,
+        draft_bytes=weight_bytes(model) if model else held_bytes(step) if step else None,
         memory_bytes=large,
         memory=read_speed(large, READS, device),
         resident=read_speed(target, RESIDENT_READS, device),
@@ -127,7 +128,12 @@ def weight_bytes(scorer: object) -> int:
         ]
     else:
         roots = [getattr(scorer, name, None) for name in ("layers", "norm", "head")]
-    return sum(_bytes(tensor) for tensor in _unique(_tensors(roots, set())))
+    return held_bytes(roots)
+
+
+def held_bytes(things: Sequence[object]) -> int:
+    """Bytes of all tensors that ``things`` hold, each once."""
+    return sum(_bytes(tensor) for tensor in _unique(_tensors(things, set())))
 
 
 def _others(module: torch.nn.Module) -> list[object]:

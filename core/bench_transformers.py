@@ -2,8 +2,9 @@
 
 Target and draft run in bfloat16, or where Redline runs them through bitsandbytes in that form. With an
 assistant it is transformers' assisted generation (speculative sampling, constant K, no confidence threshold):
-the embedded draft is given to it as a Llama of its own with the target's embedding, its head as trimmed as
-Redline's, the logits of the other ids minus infinity, so that the peer pays for no more than Redline does.
+the embedded draft of kind model (EAGLE is none that it can run) is given to it as a Llama of its own with
+the target's embedding, its head as trimmed as Redline's, the logits of the other ids minus infinity, so that
+the peer pays for no more than Redline does.
 Knows neither engine nor report.
 """
 

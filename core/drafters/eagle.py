@@ -71,6 +71,11 @@ class EagleDrafter:
         )
         self._model.rotations = target.rotations  # which need not be the shape's plain ones
 
+    @property
+    def step_weights(self) -> list[object]:
+        """What a step of drafting reads, but for a row of the embedding."""
+        return [self._joined, self._model.layers, self._model.head]
+
     def new_state(self) -> KVCache:
         return self._model.new_cache()
 

@@ -16,6 +16,7 @@ from core.models.transformers_decoder import TransformersDecoder
 from tests.core.builders import PAIR
 from tests.core.models_on_disk import make_model
 from tests.core.tiny import as_decoder, tiny_llama
+from tests.core.toy_drafts import toy_drafts_pair
 
 
 def parameters(model, leave=()):
@@ -76,3 +77,12 @@ def test_the_limit_is_of_both_models(monkeypatch):
     assert limit.target_bytes > limit.draft_bytes > 0 and limit.memory_bytes == 1 << 16
     assert limit.memory > 0 and limit.resident > 0
     assert measure_limit(Pair(PAIR, None, target, None, frozenset())).draft_bytes is None
+
+
+def test_a_step_of_eagle_reads_its_layer_its_head_and_what_joins_token_and_state(monkeypatch):
+    monkeypatch.setattr(bench_machine, "BUFFER_BYTES", 1 << 16)
+    pair = toy_drafts_pair("eagle", vocabulary=26)
+    hidden = pair.target.shape.hidden
+    of_layer = bench_machine.held_bytes([pair.drafter._model.layers])
+    assert measure_limit(pair).draft_bytes == of_layer + 4 * (26 * hidden + 2 * hidden * hidden)
+    assert measure_limit(toy_drafts_pair("medusa")).draft_bytes is None
