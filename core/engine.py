@@ -183,6 +183,8 @@ class Generation(Underway):
             failed = error is not None or (self._loop is not None and self._loop.error is not None)
             if kept is not None and not failed:
                 # What the caches hold after a failure is not known, NaN perhaps: those are dropped.
+                if self._loop is not None and self._loop.draft_failed:
+                    kept.states.pop(self._pair.drafter.name, None)
                 self._engine._kept.give_back(kept, self._transcript.ids)
             lock.release()
             if self.reply is None:
@@ -207,6 +209,7 @@ class _Loop:
 
     def __init__(self, pair: Pair, caches: Kept, transcript: Transcript, settings: Settings, way: Way):
         self.error: str | None = None  # one sentence, once a round could not be finished
+        self.draft_failed = False  # in some round the draft's numbers were of no use
         self._pair = pair
         self._caches = caches
         self._transcript = transcript
@@ -239,6 +242,7 @@ class _Loop:
         played = self._way.play(transcript.ids, count, caches)
         if 1 + max(played.positions, default=-1) < count:
             reason = self._drafter.short
+            self.draft_failed |= reason == "draft_failed"
         tokens = self._commit(played)
         if not is_chain(played.drafts):
             # Of a tree's rows the accepted ones are brought together, behind that of the last committed id.

@@ -131,6 +131,21 @@ def test_after_unusable_numbers_nothing_is_kept_of_that_reply():
     assert engine.cache_bytes == 0
 
 
+def test_after_unusable_numbers_of_the_draft_it_reads_anew():
+    """NaN in its keys would make every later draft NaN: what it holds is not known."""
+    pair, fine = toys(), table(2, 5)
+    draft = ToyDecoder(lambda ids: torch.full((5,), torch.nan) if len(ids) == 12 else fine(ids), 200)
+    pair.drafter = ModelDrafter(draft)
+    engine = Engine(pair)
+    reply = reply_of(engine, PROMPT, greedy())
+    read = len(draft.reads)
+    after = reply_of(engine, [*PROMPT, *reply.token_ids, 1, 2], greedy())
+    assert after.reused_tokens == len(PROMPT) + len(reply.token_ids) - 1 and draft.reads[read][0] == 0
+    read = len(draft.reads)
+    again = reply_of(engine, [*PROMPT, *reply.token_ids, 1, 2, *after.token_ids, 3], greedy())
+    assert draft.reads[read][0] > 12 and again.error is None
+
+
 def test_a_beginning_is_copied_though_the_draft_has_read_none_of_it():
     """A plain reply leaves the draft's state empty, and the copy asks it for more than it has."""
     target, draft = as_decoder(tiny_llama(1, context=900)), as_decoder(tiny_llama(2, layers=1, context=900))
