@@ -401,9 +401,9 @@ def question_about_own(pair: PairSpec) -> str:
 
     Raises LoadError for what they tell against it.
     """
-    from core.models import general  # which imports transformers
+    from core.models.plan import plan_models  # which imports transformers
 
-    plans = general.plan_models(pair)
+    plans = plan_models(pair)
     device = plans[0].device
     models = [plan.checkpoint for plan in plans]
     download = sum(model.weight_bytes for model in models if not model.cached)

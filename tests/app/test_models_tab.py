@@ -147,7 +147,7 @@ def test_of_a_hubs_model_licence_gate_and_download_are_told(monkeypatch):
         plan("owner/Big", licence="<b>", gated=True, parameters=8_000_000_000, cached=False),
         plan("owner/Small", licence="mit", gated=False, parameters=500_000_000),
     ]
-    monkeypatch.setattr("core.models.general.plan_models", lambda pair: plans)
+    monkeypatch.setattr("core.models.plan.plan_models", lambda pair: plans)
     asked = question_about_own(PairSpec(CUSTOM, "owner/Big", "owner/Small"))
     assert "This downloads 7.0 GB." in asked and "<dd>12.4 GB</dd>" in asked and "<dd>16.0 : 1</dd>" in asked
     assert "&lt;b&gt;, gated: the hub asks for a login and consent; mit, not gated" in asked

@@ -92,10 +92,10 @@ def test_a_small_pair_on_a_processor_is_float32_and_whole_at_first():
 def test_the_loader_counts_as_the_catalogue_does(device, how, tmp_path, monkeypatch):
     from transformers import AutoConfig
 
-    from core.models import general
+    from core.models import plan as plans
     from tests.core.models_on_disk import tokenizer
 
-    monkeypatch.setattr(general, "LEAST_KNOWN", 10**6)  # the tokenizer is a tiny one
+    monkeypatch.setattr(plans, "LEAST_KNOWN", 10**6)  # the tokenizer is a tiny one
     entry = CATALOGUE["qwen2.5-1.5b"]
     for model, draft in ((entry.target_model, False), (entry.draft_model, True)):
         kind = model.config["model_type"]
@@ -104,7 +104,7 @@ def test_the_loader_counts_as_the_catalogue_does(device, how, tmp_path, monkeypa
         ).save_pretrained(tmp_path)
         tokenizer().save_pretrained(tmp_path)
         (tmp_path / "model.safetensors").write_bytes(b"")
-        plan = general._plan(str(tmp_path), how, draft, device, "auto", lambda *said: None)
+        plan = plans._plan(str(tmp_path), how, draft, device, "auto", lambda *said: None)
         assert plan.need.bytes == model.needed_to_load(how, device, draft)
 
 

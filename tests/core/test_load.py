@@ -15,13 +15,15 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausa
 
 from core.chat import NO_TEMPLATE, encode_chat
 from core.engine import Engine
-from core.models import general, load, quantize
+from core.models import general, load, load_model, quantize
+from core.models import plan as plans
 from core.models.decoder import Decoder
 from core.models.draft_file import embedding_fingerprint, load_metadata, save_draft
 from core.models.errors import LoadError
-from core.models.general import LEAN_FORMS, choose_device, suggested_settings
+from core.models.general import suggested_settings
 from core.models.linear import FORMS, best_form
 from core.models.load import load_pair
+from core.models.plan import LEAN_FORMS, choose_device
 from core.models.rows import row_dependence
 from core.models.spec import PairSpec, embedded_spec
 from core.models.transformers_decoder import TransformersDecoder
@@ -104,7 +106,7 @@ def test_what_cannot_runs_through_transformers(family, form, tmp_path):
 def test_lean_scores_that_differ_are_not_used(folder, monkeypatch, caplog):
     """A fault of the lean decoder on a model nobody tried costs speed, not sense."""
     other = lambda model, ids: torch.randn(len(ids), VOCABULARY) * 9  # noqa: E731
-    monkeypatch.setattr(general, "whole_pass", other)
+    monkeypatch.setattr(load_model, "whole_pass", other)
     pair = load_pair(spec(folder))
     assert isinstance(pair.target, TransformersDecoder)
     assert "scores tiny-llama otherwise than transformers" in caplog.text
@@ -112,7 +114,7 @@ def test_lean_scores_that_differ_are_not_used(folder, monkeypatch, caplog):
 
 def test_nf4_needs_the_weights_in_memory_once_to_run_lean(folder, monkeypatch):
     pytest.importorskip("bitsandbytes")
-    plan = general._plan(str(folder), "nf4", False, "cpu", "auto", lambda *said: None)
+    plan = plans._plan(str(folder), "nf4", False, "cpu", "auto", lambda *said: None)
     assert plan.not_lean is None
     monkeypatch.setattr(general.memory, "free_bytes", lambda device: plan.need.bytes)
     assert "too little memory" in plan.not_lean
@@ -229,7 +231,7 @@ def test_other_forms_are_named_as_they_come(tmp_path, monkeypatch, packed, shown
         return model
 
     write_model(tmp_path / "plain", "llama", 1)
-    monkeypatch.setattr(general, "_read", as_its_library_would)
+    monkeypatch.setattr(load_model, "_read", as_its_library_would)
     pair = load_pair(spec(path, quantize="auto"))
     assert pair.info.quantization == shown
     note = "four-bits comes quantised as gptq, which was unpacked: it runs as float32."
@@ -239,7 +241,7 @@ def test_other_forms_are_named_as_they_come(tmp_path, monkeypatch, packed, shown
 def test_weights_that_come_quantised_need_what_they_take(tmp_path, monkeypatch):
     """And not what they would unquantised; nobody is told to quantise them again."""
     path = comes_as(tmp_path / "four-bits", "awq")
-    plan = general._plan(str(path), "auto", True, "cpu", "float32", lambda *said: None)
+    plan = plans._plan(str(path), "auto", True, "cpu", "float32", lambda *said: None)
     size = (path / "model.safetensors").stat().st_size
     cache = CONTEXT * 2 * 2 * 2 * 16 * 4  # tokens, layers, keys and values, heads, head size, bytes
     assert (plan.need.form, plan.need.bytes, plan.need.smaller) == ("awq", size + cache, None)
@@ -251,12 +253,12 @@ def test_memory_while_a_gguf_is_unpacked(tmp_path, monkeypatch):
     parameters = sum(p.numel() for p in make_model("llama", 1).parameters())
 
     def plan(device):
-        return general._plan(str(file), "none", False, device, "bfloat16", lambda *said: None)
+        return plans._plan(str(file), "none", False, device, "bfloat16", lambda *said: None)
 
     assert plan("cpu").need.bytes == 4 * parameters and plan("cpu").need.smaller is None
     assert plan("cuda").need.bytes < 4 * parameters == plan("cuda").unpacking.bytes
     checked = []
-    monkeypatch.setattr(general, "choose_device", lambda asked: "cuda")
+    monkeypatch.setattr(plans, "choose_device", lambda asked: "cuda")
     monkeypatch.setattr(general.memory, "check", lambda needs, device: checked.append((needs, device)))
     monkeypatch.setattr(general, "fetch", lambda *given: 1 / 0)
     with pytest.raises(LoadError, match="could not be loaded"):
@@ -474,14 +476,14 @@ def test_a_failing_draft_leaves_no_target_behind(tmp_path, folder, monkeypatch):
 
     draft = spoiled(tmp_path, drop)
 
-    read, models = general._read, []
+    read, models = load_model._read, []
 
     def watched(plan):
         model = read(plan)
         models.append(weakref.ref(model))
         return model
 
-    monkeypatch.setattr(general, "_read", watched)
+    monkeypatch.setattr(load_model, "_read", watched)
     with pytest.raises(LoadError, match="incomplete") as caught:
         load_pair(spec(folder, draft))
     assert caught.value and len(models) == 1 and models[0]() is None
@@ -489,7 +491,7 @@ def test_a_failing_draft_leaves_no_target_behind(tmp_path, folder, monkeypatch):
 
 @pytest.mark.parametrize("where", ["row_dependence", "fingerprint", "inspect"])
 def test_whatever_fails_is_one_sentence_with_nothing_loaded(folder, monkeypatch, where, caplog):
-    decoders, make = [], general.TransformersDecoder
+    decoders, make = [], load_model.TransformersDecoder
 
     def watched(model):
         decoder = make(model)
@@ -499,8 +501,8 @@ def test_whatever_fails_is_one_sentence_with_nothing_loaded(folder, monkeypatch,
     def fail(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(general, "TransformersDecoder", watched)
-    monkeypatch.setattr(general, where, fail)
+    monkeypatch.setattr(load_model, "TransformersDecoder", watched)
+    monkeypatch.setattr(plans if where == "inspect" else general, where, fail)
     with pytest.raises(LoadError, match="too little memory to load this pair: quantise it further") as caught:
         load_pair(spec(folder))
     assert caught.value and all(decoder() is None for decoder in decoders)
@@ -523,7 +525,7 @@ def test_sizes_that_bitsandbytes_cannot_take_are_refused(tmp_path, monkeypatch):
     def fail(*args):
         raise RuntimeError("shape '[64, 1]' is invalid for input of size 96")
 
-    monkeypatch.setattr(general, "check_rollback", fail)
+    monkeypatch.setattr(load_model, "check_rollback", fail)
     with pytest.raises(LoadError, match="bitsandbytes cannot run .* as nf4 on this machine"):
         load_pair(spec(odd, quantize="nf4"))
 
@@ -595,7 +597,7 @@ def test_a_draft_made_for_another_target_is_refused(tmp_path, folder):
 def test_a_draft_that_looks_into_a_target_needs_a_lean_one(tmp_path, folder, monkeypatch):
     draft = write_draft(tmp_path / "draft", folder, "eagle")
     small = write_draft(tmp_path / "small", folder, "model")
-    monkeypatch.setattr(general, "lean_reason", lambda config: "a test says so")
+    monkeypatch.setattr(plans, "lean_reason", lambda config: "a test says so")
     with pytest.raises(LoadError, match="of kind eagle, which looks into its target"):
         load_pair(spec(folder, draft))
     pair = load_pair(spec(folder, small))

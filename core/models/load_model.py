@@ -1,0 +1,164 @@
+"""One model of a pair, read by transformers as its plan says and tested as it stands.
+
+A model of the Llama family runs on the lean decoder (``core.models.decoder``), any other through the modules
+of transformers (``core.models.transformers_decoder``). Lean weights are packed from a model that transformers
+has read, whose own scores the packed ones must match. Pickled weights, which are code, are never read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import transformers
+from safetensors import SafetensorError
+
+from core.models import Progress, quantize
+from core.models.decoder import Decoder
+from core.models.errors import LoadError, first_line, is_out_of_memory
+from core.models.plan import Plan, where_from
+from core.models.rows import difference, ids_below
+from core.models.transformers_decoder import ROUNDING, TransformersDecoder, check_rollback, whole_pass
+
+log = logging.getLogger(__name__)
+
+Model = Decoder | TransformersDecoder
+
+
+def load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
+    """The model, tested, and what of it is quantised."""
+    say(f"Loading {plan.name}", None)
+    transformers.utils.logging.disable_progress_bar()  # progress is told through ``Progress``
+    problem = None
+    try:
+        reason = plan.not_lean
+        if reason is None:
+            if (lean := _lean(plan)) is not None:
+                return lean, quantize.count_lean(lean)
+            reason = "its scores came out otherwise"
+        log.info("%s runs through transformers' modules: %s", plan.name, reason)
+        model = _read(plan)
+        quantize.apply(model, plan.form)
+        decoder = TransformersDecoder(model)
+        say(f"Checking that {plan.name} can take drafts back", None)
+        check_rollback(decoder)
+        return decoder, quantize.count(model, plan.stored_form)
+    except LoadError:
+        raise
+    except Exception as error:
+        log.info("%s could not be loaded", plan.name, exc_info=True)
+        problem = _sentence(plan, error)
+    raise LoadError(problem)
+
+
+def _lean(plan: Plan) -> Decoder | None:
+    """The model as a lean decoder; None where it does not score as transformers' own modules do."""
+    # NF4 is packed on its own device, layer by layer, from weights in main memory.
+    model = _read(replace(plan, form="none", device="cpu" if plan.form == "nf4" else plan.device))
+    size = min(model.get_input_embeddings().num_embeddings, plan.rows)
+    first, others, strange = (ids_below(size, count, count) for count in (5, 4, 6))
+    whole = whole_pass(model, first + others)[len(first) :]  # before its weights are taken out of it
+    dtype = getattr(torch, plan.dtype)
+    decoder = Decoder.from_model(
+        model,
+        quantize.maker(plan.form, dtype),
+        quantize.maker(plan.form, dtype, head=True),
+        _place(plan.device),
+    )
+
+    def after(prefix: Sequence[int]) -> torch.Tensor:
+        return decoder.logits([*prefix, *others], decoder.new_cache())[len(prefix) :]
+
+    # Rounding is large in 16 bits, and after quantisation the difference is the form's own too: measured
+    # against what another beginning would have made of it.
+    found, other = difference(after(first), whole), difference(after(strange), whole)
+    if found <= max(ROUNDING, other / 2 if plan.form == "none" else other):
+        return decoder
+    log.warning("The lean decoder scores %s otherwise than transformers: by %.1e", plan.name, found)
+    return None
+
+
+def _place(device: str) -> torch.device:
+    return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
+
+
+def _read(plan: Plan):
+    """The model as transformers reads it, complete and wholly on its device."""
+    where = {"": _place(plan.device)}
+    how = where_from(plan.checkpoint) | dict(
+        dtype=getattr(torch, plan.dtype), device_map=where, output_loading_info=True
+    )
+    if plan.checkpoint.kind == "gguf":
+        how |= dict(quantization_config=transformers.GgufConfig(dequantize=True))
+    else:
+        how |= dict(use_safetensors=True)
+        if plan.stored_form:
+            how |= dict(config=plan.config)
+        if (config := quantize.loading_config(plan.form, plan.dtype)) is not None:
+            how |= dict(quantization_config=config)
+    model, found = transformers.AutoModelForCausalLM.from_pretrained(**how, ignore_mismatched_sizes=True)
+    _check_weights(plan, type(model).__name__, found)
+    return model.eval()
+
+
+def _check_weights(plan: Plan, kind: str, found: Mapping) -> None:
+    """Raises LoadError unless the weights are a whole ``kind``: all its tensors, of its sizes, and no others.
+
+    ``found`` is what transformers says of them; it would make up what is missing and drop what is too much.
+    """
+    name, made_for = plan.name, plan.checkpoint.config.get("architectures")
+    missing = sorted(found["missing_keys"])
+    unused = sorted(key for key in found["unexpected_keys"] if not _is_spare(plan, key))
+    wrong = sorted((key, [*has], [*needed]) for key, has, needed in found["mismatched_keys"])
+    if (missing or unused) and isinstance(made_for, list) and made_for and kind not in made_for:
+        what = f"{len(missing)} missing" if missing else f"{len(unused)} left over"
+        raise LoadError(
+            f"The weights of {name} are those of a {made_for[0]}, and its config makes a {kind} of them "
+            f"({what}, the first is {(missing or unused)[0]}): choose a model that writes text, or mend its "
+            "config."
+        )
+    if missing:
+        raise LoadError(
+            f"The weights of {name} are incomplete ({len(missing)} missing, the first is {missing[0]}): "
+            "fetch them anew."
+        )
+    if unused:
+        raise LoadError(
+            f"The weights of {name} do not go with its config, which leaves {len(unused)} of them unused "
+            f"(the first is {unused[0]}): fetch it anew."
+        )
+    if wrong:
+        key, has, needed = wrong[0]
+        raise LoadError(
+            f"The weights of {name} do not go with its config, which gives {len(wrong)} of them another size "
+            f"(the first is {key}, {needed} and not {has}): fetch it anew."
+        )
+
+
+def _is_spare(plan: Plan, key: str) -> bool:
+    """Whether a tensor that the model does not use says only what its config says: positions and masks, and
+    what belongs to the form of weights that come quantised.
+    """
+    helps = plan.stored_form and not key.endswith(("weight", ".bias"))
+    return bool(helps or key.endswith(("inv_freq", "rope_freqs.weight", "masked_bias", "position_ids")))
+
+
+def _sentence(plan: Plan, error: Exception) -> str:
+    """One sentence for what went wrong while loading."""
+    line = first_line(error)
+    if is_out_of_memory(error):
+        quantise = f"quantise it ({plan.need.smaller}), " if plan.need.smaller else ""
+        return (
+            f"There was too little memory to load {plan.name} on {plan.device}: {quantise}choose a smaller "
+            "model, or close what else uses the memory."
+        )
+    if isinstance(error, SafetensorError | OSError):
+        return f"The weights of {plan.name} cannot be read ({line}): fetch them anew."
+    if plan.form in quantize.BITSANDBYTES:
+        return (
+            f"bitsandbytes cannot run {plan.name} as {plan.form} on this machine ({line}): choose another "
+            f"{plan.flag}, for instance none."
+        )
+    return f"{plan.name} could not be loaded ({line}): check its files, or choose another model."
