@@ -19,6 +19,7 @@ from app.events import AT_ONCE, PRIVATE
 from app.loading import LoadingRefused, LoadingState
 from app.masthead import loading_strip, precision
 from core.auto_k import MOST, AutoK, Costs
+from core.drafters.names import title as drafter_title
 from core.models.catalogue import CATALOGUE, Entry
 from core.models.checkpoint import Checkpoint
 from core.models.embedded import NAME
@@ -38,7 +39,6 @@ FORM_NAMES = {
     "llm-int8": "LLM.int8",
 }
 DEVICE_NAMES = {"auto": "A card where there is one", "cpu": "Processor", "cuda": "CUDA card"}
-DRAFTERS = {"model": "by the draft model", "plain": "none: the target writes alone"}
 DTYPE_NAMES = {"auto": "What suits the device"}
 
 SHARED = "Everybody who reaches this page shares one pair, so only its owner chooses it, where it is started."
@@ -46,7 +46,7 @@ ZERO_GPU = (
     "On ZeroGPU the pair is chosen by the Space's variables, because models reach the GPU only from the "
     "start."
 )
-EMBEDDED_PAIR = f"{NAME} and a draft distilled for it. It comes with Redline."
+EMBEDDED_PAIR = f"{NAME} and drafts made for it. They come with Redline."
 TOO_LITTLE = (
     "This needs more memory than is free: unload what runs first, quantise further, or choose a smaller pair."
 )
@@ -322,7 +322,7 @@ def running(info: PairInfo, notes: list[str], cache_bytes: int, cache_limit: int
     shown += rows(
         [
             ("Device", info.device),
-            ("Drafting", DRAFTERS.get(info.drafter, info.drafter)),
+            ("Drafting", drafter_title(info.drafter)),
             ("Read and kept", kept),
         ]
     )

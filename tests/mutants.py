@@ -345,7 +345,7 @@ def main(names: list[str]) -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for part in ("core", "tests", "data", "pyproject.toml"):
+        for part in ("core", "tests", "data", "assets/draft", "pyproject.toml"):
             source = ROOT / part
             ignore = shutil.ignore_patterns("__pycache__", "*.db*")
             copy = shutil.copytree if source.is_dir() else shutil.copy

@@ -8,7 +8,7 @@ DRAFTERS = {
     "early-exit": "early exit: the target's first layers",
     "ngram": "n-gram: repeats of the text so far",
     "recycling": "token recycling: the target's own likely successors",
-    "auto": "n-gram where it matches, else a model",
+    "auto": "n-gram where it matches, else the pair's own",
     "plain": "none: the target alone",
 }
 TREE_DRAFTERS = ("eagle", "medusa", "recycling", "auto")  # that make a tree where a tree is asked for

@@ -213,7 +213,7 @@ def test_what_runs_is_shown_as_it_is_and_as_inert_text():
     assert "<img" not in shown and "${" not in shown and "{{" not in shown
     assert "nf4, bfloat16" in shown and "12 MB of 512 MB" in shown and "abababababab" in shown
     alone = dataclasses.replace(PAIR, draft="", draft_fingerprint="", draft_context_length=0, drafter="plain")
-    assert "none: the target writes alone" in running(alone, [], 0, 0)
+    assert "None: the target alone" in running(alone, [], 0, 0)
 
 
 def test_what_passes_cost_is_shown_with_the_k_that_is_best_by_it(bench):
