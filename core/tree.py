@@ -45,10 +45,11 @@ def siblings(
     replacement: each one's own q is what its elder siblings left. Where ``q`` is one id, as at temperature 0,
     nothing can be drawn beside it, and the most likely ids of ``soft`` follow as one-hots.
     """
+    if count == 1:  # a draw also where it decides nothing, as in ``core.batched``: a seed gives one reply
+        return [Proposal(sample(q, uniform()), q, soft, parent)]
     if len(q.probabilities) == 1:
         first = q.id_of(0)
-        likely = soft.top(count) if count > 1 else ()
-        others = [token_id for token_id, _ in likely if token_id != first]
+        others = [token_id for token_id, _ in soft.top(count) if token_id != first]
         return [Proposal(first, q, soft, parent)] + [
             Proposal(token_id, Distribution(q.probabilities, torch.tensor([token_id])), soft, parent)
             for token_id in others[: count - 1]
