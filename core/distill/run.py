@@ -23,7 +23,7 @@ from core.distill.train import Plan, State, TrainingError, train
 from core.models import Progress, silent
 from core.models.draft_file import check_target, load_draft, pack, unpack
 
-SAMPLE = 6  # held-out replies of each domain that a test measures again
+SAMPLE = 3  # held-out replies of each domain that a test measures again
 WATCHED = 30  # of each domain, while training
 LAYERS = {"model": 3, "eagle": 1, "medusa": 0}
 HEAD_IDS = 16_384
