@@ -214,7 +214,7 @@ class Chat:
         self.record.yes.click(self.erase, [self.record.doomed, self.session], everything, **PRIVATE)
 
     def mount(self, page: gr.Blocks) -> None:
-        """Connect what begins when the page is opened."""
+        """Connect what begins when the page is opened: ``session`` is "" until it has been."""
         page.load(self.open_page, self.browser, self.everything, concurrency_limit=None, **PRIVATE)
 
     # ------------------------------------------------------------------ loading

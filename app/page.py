@@ -156,12 +156,13 @@ def _watch_loading(
 ) -> None:
     """Keep every open page told of what is loaded and how far loading is, whoever began it."""
     chat, models, *_ = parts
-    seen, timer = gr.State(0), gr.Timer(WATCH_SECONDS)
+    seen, timer = gr.State(0), gr.Timer(LOADING_SECONDS)
     watching = [component for part in parts for component in part.watching]
 
-    def look(seen_number: int) -> dict:
+    def look(seen_number: int, session: str) -> dict:
         state = desk.loading
-        if state.number == seen_number:
+        # Before the conversation is open nothing can be asked: opening it would cover the reply.
+        if state.number == seen_number or not session:
             return {seen: seen_number}
         info = state.engine.pair.info if state.engine is not None else None
         update = {seen: state.number, header: masthead(info)}
@@ -171,9 +172,10 @@ def _watch_loading(
         return update
 
     shown = [seen, timer, header, *watching]
-    gr.on([page.load, timer.tick], look, seen, shown, **AT_ONCE)
+    looked = [seen, chat.session]
+    gr.on([chat.session.change, timer.tick], look, looked, shown, **AT_ONCE)
     for event in (*chat.changing, *models.changing):
-        event.then(look, seen, shown, **AT_ONCE)
+        event.then(look, looked, shown, **AT_ONCE)
 
 
 def _follow_offer(loader: Loader, tabs: gr.Tabs, chat: Chat, models: ModelsTab) -> None:

@@ -285,6 +285,21 @@ def test_a_reload_in_the_middle_of_a_reply_keeps_what_was_said(serve, tab):
     expect(page.page.locator("#send")).to_be_visible()
 
 
+def test_nothing_can_be_asked_before_the_page_is_open(serve, tab):
+    """What opens it, late on a slow machine, would put the welcome over the reply."""
+    served, opening = serve(LONG), threading.Event()
+    desk_open = served.desk.open
+    served.desk.open = lambda key: (opening.wait(20), desk_open(key))[1]
+    page = tab(served.url)
+    expect(page.page.locator("#send")).to_be_disabled()
+    page.page.wait_for_timeout(1500)  # several looks at the loader
+    expect(page.page.locator("#send")).to_be_disabled()
+    opening.set()
+    page.ready().ask("Go.")
+    expect(page.page.locator("#redline")).to_be_visible()
+    assert page.drawn() == LONG
+
+
 def test_a_new_conversation_in_the_middle_of_a_reply_stays_new(serve, tab):
     gate = threading.Event()
     served = serve(LONG, gate=gate)
