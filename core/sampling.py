@@ -19,6 +19,7 @@ import torch
 from core.records import Fate, Settings
 
 TOP = 10  # how many of the most likely ids a record keeps
+_BLOCK = 256  # ids, in which the largest of a vocabulary are looked for
 _NUCLEUS_GUESS = 256  # top-p looks at this many ids first: a full sort of a vocabulary costs milliseconds
 
 
@@ -63,7 +64,7 @@ class Distribution:
 
     def top(self, count: int = TOP) -> tuple[tuple[int, float], ...]:
         """Up to ``count`` (id, probability) pairs, most likely first; ids of probability 0 are left out."""
-        values, index = self.probabilities.topk(min(count, len(self.probabilities)))
+        values, index = _largest(self.probabilities, min(count, len(self.probabilities)))
         ids = index if self.ids is None else self.ids[index]
         return tuple((i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True) if v > 0)
 
@@ -103,8 +104,8 @@ def distribution(
         columns = logits.argmax()[None]
         probabilities = torch.ones(1)
     else:
-        # Subtracting the maximum first keeps tiny temperatures finite.
-        scaled = (logits - logits.max()) / temperature
+        # Subtracting the maximum first keeps tiny temperatures finite; at 1 softmax does so itself.
+        scaled = logits if temperature == 1 else (logits - logits.max()) / temperature
         if 0 < top_k < len(scaled):
             scaled, columns = scaled.topk(top_k)
         probabilities = scaled.softmax(0)
@@ -155,6 +156,18 @@ def distributions(
         logits = penalise(logits, prefix, settings.repetition_penalty, ids)
     chosen = distribution(logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, ids)
     return chosen, chosen if settings.temperature else distribution(logits, 1.0, ids=ids)
+
+
+def _largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """``values.topk(count)`` in half the time where there are many: from the blocks with the largest ones."""
+    blocks = len(values) // _BLOCK
+    if blocks < 4 * count:
+        return values.topk(count)
+    best = values[: blocks * _BLOCK].view(blocks, _BLOCK).amax(1).topk(count).indices
+    inside = (best[:, None] * _BLOCK + torch.arange(_BLOCK)).flatten()
+    index = torch.cat([inside, torch.arange(blocks * _BLOCK, len(values))])
+    found, at = values[index].topk(count)
+    return found, index[at]
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:

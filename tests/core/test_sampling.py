@@ -386,3 +386,12 @@ def test_a_block_ends_before_a_bad_row():
 def test_nothing_proposed_is_plain_in_either_way():
     (only,) = verify_blockwise(lambda _: exact(0.2, 0.8), [], lambda: 0.5)
     assert (only.fate, only.id, only.position) == (Fate.PLAIN, 1, 0)
+
+
+@pytest.mark.parametrize("size", [3, 500, 10_240, 49_152, 49_289])
+def test_the_most_likely_of_a_whole_vocabulary_are_those_of_a_sort(size):
+    logits = torch.randn(size, generator=torch.Generator().manual_seed(size))
+    logits[-1] = 9.0  # also behind the last whole block
+    p = distribution(logits, 1.0)
+    values, ids = p.probabilities.sort(descending=True)
+    assert p.top() == tuple(zip(ids[:10].tolist(), values[:10].tolist(), strict=True))
