@@ -13,7 +13,7 @@ from app.token_view import encode_reply_end, encode_reply_start, encode_round
 from core.auto_k import Costs
 from core.chat import Prompt
 from core.metrics import Figures, Tally
-from core.records import PairInfo, Reply, Round, Settings
+from core.records import PairInfo, Reply, Round, Settings, writes_exactly
 from core.store import StoredReply
 
 
@@ -103,7 +103,7 @@ class Answer:
     @property
     def exact(self) -> bool:
         """Whether it is distributed as the target alone would write it: also where it does."""
-        return self.settings.exact or not self.drafted
+        return writes_exactly(self.settings, self.info.drafter)
 
     @property
     def not_exact(self) -> str:

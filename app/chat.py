@@ -307,8 +307,9 @@ class Chat:
     # ------------------------------------------------------------------ replies
 
     def ask(self, message: str, session: str, browser: object, system: str, *panel: object) -> Iterator[dict]:
-        """Answer a message. One that is empty or only spaces calls no model."""
-        if not message or not message.strip():
+        """Answer a message. One that is empty or only spaces calls no model, nor does one that comes before
+        the page's conversation is open: opening it would cover the reply."""
+        if not session or not message or not message.strip():
             yield {self.browser: browser}
             return
         conversation = self._conversation(session)

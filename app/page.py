@@ -143,13 +143,12 @@ def build(desk: Desk) -> gr.Blocks:
         chat.mount(page)
         domains.mount(page)
         drafters.mount(page)
-        _watch_loading(page, desk, header, (chat, models, panel, drafters))
+        _watch_loading(desk, header, (chat, models, panel, drafters))
         _follow_offer(desk.loader, tabs, chat, models)
     return page
 
 
 def _watch_loading(
-    page: gr.Blocks,
     desk: Desk,
     header: gr.HTML,
     parts: tuple[Chat, ModelsTab, SettingsPanel, DraftersTab],

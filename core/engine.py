@@ -241,7 +241,7 @@ class _Loop:
         count, reason = self._room()
         played = self._way.play(transcript.ids, count, caches)
         if 1 + max(played.positions, default=-1) < count:
-            reason = self._drafter.short
+            reason = self._drafter.short(caches.state(self._drafter))
             self.draft_failed |= reason == "draft_failed"
         tokens = self._commit(played)
         if not is_chain(played.drafts):

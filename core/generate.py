@@ -50,7 +50,7 @@ from core.metrics import Figures, summarize
 from core.models import Progress
 from core.models.errors import LoadError
 from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
-from core.records import EXACT_VERIFIERS, Fate, PairInfo, Reply, Round, Settings, Token
+from core.records import EXACT_VERIFIERS, Fate, PairInfo, Reply, Round, Settings, Token, writes_exactly
 from core.settings import LOSSY, SettingsError, parse_settings
 from core.terminal import PlainWriter, RedlineWriter, legend, printable, progress_printer
 from core.text import PromptError, clean_text
@@ -237,7 +237,7 @@ def reply_row(reply: Reply, rounds: Sequence[Round], domain: str) -> dict[str, o
         "context_tokens": reply.prompt_tokens + len(reply.token_ids),
         **_fields(summarize(rounds)),
         **_fields(reply.settings),
-        "exact": reply.settings.exact,
+        "exact": writes_exactly(reply.settings, reply.pair.drafter),
         "domain_choice": domain,
         **_fields(reply.pair),
     }
@@ -291,7 +291,7 @@ def figures_line(reply: Reply, figures: Figures) -> str:
     return " · ".join(
         (
             f"{figures.emitted} tokens in {figures.rounds} rounds",
-            *_drafting(reply.settings, figures),
+            *_drafting(reply, figures),
             f"{_shown(figures.tokens_per_pass, '.2f')} tokens per pass",
             f"{_shown(figures.tokens_per_second, '.1f')} tokens/s",
             f"{_shown(figures.draft_acceptance_rate, '.1%')} of {figures.drafted} drafts accepted",
@@ -303,11 +303,12 @@ def figures_line(reply: Reply, figures: Figures) -> str:
     )
 
 
-def _drafting(settings: Settings, figures: Figures) -> Iterator[str]:
+def _drafting(reply: Reply, figures: Figures) -> Iterator[str]:
     """What is out of the ordinary in how drafts were made and judged."""
+    settings = reply.settings
     if settings.auto_draft_tokens:
         yield f"K auto, mean {_shown(figures.mean_draft_tokens, '.2f')}"
-    if not settings.exact:
+    if not writes_exactly(settings, reply.pair.drafter):
         threshold = settings.acceptance_threshold
         yield f"NOT EXACT: {settings.verifier}" + ("" if threshold is None else f" {threshold:g}")
         yield f"drift {_shown(figures.drift, '.3f')}"

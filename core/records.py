@@ -186,6 +186,11 @@ class Settings:
         return self.verifier in EXACT_VERIFIERS or not self.num_draft_tokens
 
 
+def writes_exactly(settings: Settings, drafter: str) -> bool:
+    """Whether a reply with these settings is exact: also where ``drafter`` is none and no rule was asked."""
+    return settings.exact or drafter == "plain"
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """One reply, at its end.

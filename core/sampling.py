@@ -182,12 +182,10 @@ def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
     return index[keep]
 
 
-def raw_probability(logits: torch.Tensor, token_id: int, total: torch.Tensor | None = None) -> float:
-    """The probability of ``token_id`` at temperature 1 with no filter; ``logits`` (n,) float32.
-
-    ``total`` is their ``logsumexp`` where it is known.
-    """
-    return (logits[token_id] - (logits.logsumexp(0) if total is None else total)).exp().item()
+def raw_probability(logits: torch.Tensor, token_id: int, total: torch.Tensor) -> float:
+    """The probability of ``token_id`` at temperature 1 with no filter; ``logits`` (n,) float32, ``total``
+    their ``logsumexp``."""
+    return (logits[token_id] - total).exp().item()
 
 
 def draw(weights: torch.Tensor, u: float) -> int:
@@ -234,7 +232,7 @@ def residual(p: Distribution, q: Distribution, weight: float = 1.0) -> torch.Ten
                 inside = ids < len(left)
                 ids, taken = ids[inside], taken[inside]
             # A quarter of index_add_'s time.
-            left.scatter_add_(0, ids, taken.double().neg_())
+            left.scatter_add_(0, ids, -taken.double())
     else:
         left = p.probabilities.double() * weight - q.over(p.ids).double()
     return left.clamp_min_(0)

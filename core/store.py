@@ -41,7 +41,7 @@ from core import compared
 from core.compared import Comparison
 from core.metrics import Tally
 from core.migrations import is_newer, migrate
-from core.records import PairInfo, Reply, Round, Settings, Token
+from core.records import PairInfo, Reply, Round, Settings, Token, writes_exactly
 from core.stored import (
     BUSY_SECONDS,
     KINDS,
@@ -257,7 +257,7 @@ class Store:
             conversation_id=conversation_id,
             created=created,
             stop=json.dumps([clean_text(stop) for stop in settings.stop], ensure_ascii=False),
-            exact=settings.exact,
+            exact=writes_exactly(settings, pair.drafter),
             domain_choice=domain,
             opening=clean_text(opening),
             prompt_tokens=prompt_tokens,

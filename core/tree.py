@@ -1,4 +1,5 @@
-"""Trees of drafts: the candidates for a position, and exact verification, which tries them in turn.
+"""Trees of drafts, and chains, which are trees of one candidate a position: the loop by which models draft
+along a branch, the candidates for a position, and exact verification, which tries them in turn.
 
 A refused candidate leaves the target's distribution less the candidate's own, normalised, and the next one
 is held against that; where all are refused the target's token is drawn from what is left (SpecInfer, Miao et

@@ -52,7 +52,6 @@ class AutoDrafter:
     """
 
     name = "auto"
-    short = "no_match"
 
     def __init__(self, other: Drafter, context_length: int):
         self.other = other
@@ -64,6 +63,9 @@ class AutoDrafter:
     def proposer(self, state: Both) -> str:
         """Who proposed in the round before this question."""
         return state.by
+
+    def short(self, state: Both) -> str:
+        return "no_match" if state.by == NgramDrafter.name else self.other.short(state.state)
 
     def prefill(self, ids: Sequence[int], state: Both, cache: Cache, stop: Stop | None = None) -> None:
         state.lookup.read(ids)

@@ -18,12 +18,10 @@ class Drafter(Protocol):
 
     What a drafter has read of a sequence is in a state of its own, which the engine keeps and crops with
     the target's cache: ``state.length`` leading ids of the sequence were read. ``cache`` is the target's, for
-    drafters that look into it: it holds all committed ids but the last. ``short`` is the reason a round
-    records when fewer proposals came back than were asked for.
+    drafters that look into it: it holds all committed ids but the last.
     """
 
     name: str
-    short: str
     context_length: int
 
     def new_state(self) -> Cache:
@@ -32,6 +30,10 @@ class Drafter(Protocol):
     def proposer(self, state: Cache) -> str:
         """Who proposed what came from the last ``draft`` with ``state``: the drafter's name, unless it asks
         others."""
+
+    def short(self, state: Cache) -> str:
+        """The reason a round records when fewer proposals came from the last ``draft`` than were asked for:
+        ``no_match``, or ``draft_failed`` where numbers were of no use."""
 
     def prefill(self, ids: Sequence[int], state: Cache, cache: Cache, stop: Stop | None = None) -> None:
         """Reads ``ids``, the leading ids of the sequence, from where ``state`` has got to.

@@ -40,7 +40,6 @@ class EagleDrafter:
     """
 
     name = "eagle"
-    short = "draft_failed"
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class EagleDrafter:
 
     @property
     def step_weights(self) -> list[object]:
-        """What a step of drafting reads, but for a row of the embedding."""
+        """What a step reads, but for a row of the embedding; a round's first one also joins features."""
         return [self._joined, self._model.layers, self._model.head]
 
     def new_state(self) -> KVCache:
@@ -81,6 +80,9 @@ class EagleDrafter:
 
     def proposer(self, state: KVCache) -> str:
         return self.name
+
+    def short(self, state: KVCache) -> str:
+        return "draft_failed"
 
     def prefill(self, ids: Sequence[int], state: KVCache, cache: KVCache, stop: Stop | None = None) -> None:
         if len(ids) < self.context_length:  # beyond it nothing will be drafted

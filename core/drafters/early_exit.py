@@ -28,7 +28,6 @@ class EarlyExitDrafter:
     """``layers`` of the target's are run; a third of them, at least one, unless said otherwise."""
 
     name = "early-exit"
-    short = "draft_failed"
 
     def __init__(self, target: Decoder, layers: int | None = None):
         self._target = target
@@ -40,6 +39,9 @@ class EarlyExitDrafter:
 
     def proposer(self, state: NoState) -> str:
         return self.name
+
+    def short(self, state: NoState) -> str:
+        return "draft_failed"
 
     def prefill(self, ids: Sequence[int], state: NoState, cache: KVCache, stop: Stop | None = None) -> None:
         """Nothing: the target has read it."""

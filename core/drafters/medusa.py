@@ -37,7 +37,6 @@ class MedusaDrafter:
     """
 
     name = "medusa"
-    short = "no_match"
 
     def __init__(
         self,
@@ -67,6 +66,9 @@ class MedusaDrafter:
 
     def proposer(self, state: NoState) -> str:
         return self.name
+
+    def short(self, state: NoState) -> str:
+        return "no_match"
 
     def prefill(self, ids: Sequence[int], state: NoState, cache: KVCache, stop: Stop | None = None) -> None:
         """Nothing: the target's pass left all there is to know."""

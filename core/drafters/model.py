@@ -30,7 +30,6 @@ class ModelDrafter:
     """
 
     name = "model"
-    short = "draft_failed"
 
     def __init__(self, model: Scorer, head_ids: torch.Tensor | None = None, vocabulary: int | None = None):
         self.model = model
@@ -43,6 +42,9 @@ class ModelDrafter:
 
     def proposer(self, state: Cache) -> str:
         return self.name
+
+    def short(self, state: Cache) -> str:
+        return "draft_failed"
 
     def prefill(self, ids: Sequence[int], state: Cache, cache: Cache, stop: Stop | None = None) -> None:
         if len(ids) < self.context_length:  # beyond it nothing will be drafted

@@ -78,7 +78,6 @@ class NgramDrafter:
     """``context_length`` is the target's: a lookup has no limit of its own."""
 
     name = "ngram"
-    short = "no_match"
 
     def __init__(self, context_length: int):
         self.context_length = context_length
@@ -88,6 +87,9 @@ class NgramDrafter:
 
     def proposer(self, state: Lookup) -> str:
         return self.name
+
+    def short(self, state: Lookup) -> str:
+        return "no_match"
 
     def prefill(self, ids: Sequence[int], state: Lookup, cache: Cache, stop: Stop | None = None) -> None:
         state.read(ids)

@@ -47,7 +47,6 @@ class RecyclingDrafter:
     along that chain: K * tree_width nodes at most. ``context_length`` is the target's."""
 
     name = "recycling"
-    short = "no_match"
 
     def __init__(self, context_length: int):
         self.context_length = context_length
@@ -57,6 +56,9 @@ class RecyclingDrafter:
 
     def proposer(self, state: Table) -> str:
         return self.name
+
+    def short(self, state: Table) -> str:
+        return "no_match"
 
     def prefill(self, ids: Sequence[int], state: Table, cache: Cache, stop: Stop | None = None) -> None:
         """What followed in the prompt itself is a first guess."""

@@ -61,9 +61,8 @@ def shipped(folder: Path, own: str) -> dict[str, Path]:
 
 
 def default_kind(target: Scorer) -> str:
-    """The embedded target's own way to draft unless one is named: the fastest of a comparison on a processor
-    (docs/PERFORMANCE.md). Elsewhere the kind that needs nothing of the target, and has rounds of its own on a
-    card (``core.batched``)."""
+    """The embedded target's own way to draft unless one is named: the fastest in a comparison on a CPU
+    (docs/PERFORMANCE.md). Elsewhere what needs nothing of the target; on a card none was compared."""
     return "eagle" if isinstance(target, Decoder) and target.device.type == "cpu" else "model"
 
 

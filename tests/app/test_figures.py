@@ -10,7 +10,7 @@ from app.conversation import PLAIN, Turn
 from app.figures import comparison, figures_value, seconds
 from core.auto_k import Costs
 from core.chat import Prompt
-from core.records import Settings
+from core.records import Settings, writes_exactly
 from tests.core.builders import PAIR, reply_of, rounds_of
 
 
@@ -94,6 +94,8 @@ def test_how_tokens_were_drafted_and_judged():
     alone = json.loads(figures_value(answer_of("p", k=0, settings=lossy)))  # nothing was judged by the rule
     assert "inexact" not in alone
     assert (alone["drift"], alone["drafting"]) == ("0, exact", "none, K = 0")
+    assert not writes_exactly(Settings(verifier="greedy"), "eagle")
+    assert writes_exactly(Settings(verifier="greedy"), "plain")  # of page, record and terminal alike
 
 
 def test_where_reading_the_prompt_takes_most_of_the_time_the_page_says_that_drafting_cannot_help():

@@ -292,7 +292,9 @@ def test_nothing_can_be_asked_before_the_page_is_open(serve, tab):
     served.desk.open = lambda key: (opening.wait(20), desk_open(key))[1]
     page = tab(served.url)
     expect(page.page.locator("#send")).to_be_disabled()
+    page.send("Too soon.")
     page.page.wait_for_timeout(1500)  # several looks at the loader
+    assert not served.desk._answers
     expect(page.page.locator("#send")).to_be_disabled()
     opening.set()
     page.ready().ask("Go.")

@@ -36,7 +36,10 @@ class Nothing:
 class Scripted:
     """Proposes ``TREE`` as one-hots in the first round, cut at ``count``; then ``more``, a tree as well."""
 
-    name, short, context_length = "scripted", "no_match", 64
+    name, context_length = "scripted", 64
+
+    def short(self, state):
+        return "no_match"
 
     def __init__(self, tree, more=()):
         self.trees = [tree, more]

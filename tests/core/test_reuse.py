@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 
+from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
 from core.records import Settings
@@ -131,11 +132,12 @@ def test_after_unusable_numbers_nothing_is_kept_of_that_reply():
     assert engine.cache_bytes == 0
 
 
-def test_after_unusable_numbers_of_the_draft_it_reads_anew():
+@pytest.mark.parametrize("auto", [False, True])
+def test_after_unusable_numbers_of_the_draft_it_reads_anew(auto):
     """NaN in its keys would make every later draft NaN: what it holds is not known."""
     pair, fine = toys(), table(2, 5)
     draft = ToyDecoder(lambda ids: torch.full((5,), torch.nan) if len(ids) == 12 else fine(ids), 200)
-    pair.drafter = ModelDrafter(draft)
+    pair.drafter = AutoDrafter(ModelDrafter(draft), 200) if auto else ModelDrafter(draft)
     engine = Engine(pair)
     reply = reply_of(engine, PROMPT, greedy())
     read = len(draft.reads)

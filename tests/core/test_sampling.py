@@ -200,7 +200,8 @@ def test_overlap_and_raw_probability():
     trimmed = Distribution(torch.tensor([0.9, 0.1]), torch.tensor([1, 2]))
     assert overlap(p, trimmed) == overlap(trimmed, p) == pytest.approx(0.4)
     assert overlap(trimmed, trimmed) == pytest.approx(1)
-    assert raw_probability(3 + logs(0.7, 0.2, 0.1), 1) == pytest.approx(0.2)
+    row = 3 + logs(0.7, 0.2, 0.1)
+    assert raw_probability(row, 1, row.logsumexp(0)) == pytest.approx(0.2)
 
 
 def test_top_lists_the_likeliest_and_nothing_impossible():
