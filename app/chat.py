@@ -250,9 +250,8 @@ class Chat:
         A reply that is being written, as when the page is reloaded, is followed to its end: that of the
         page that was left, or of another that is open.
         """
-        kept = browser if isinstance(browser, dict) else {}
-        conversation = self.desk.open(kept.get("conversation")) or self.desk.new()
-        conversation.view = READ if kept.get("view") == READ else REDLINE
+        conversation = self._conversation("", browser)
+        conversation.view = READ if _kept(browser).get("view") == READ else REDLINE
         yield {
             **self._everything(conversation),
             self.browser: remembered(conversation),
@@ -308,11 +307,11 @@ class Chat:
 
     def ask(self, message: str, session: str, browser: object, system: str, *panel: object) -> Iterator[dict]:
         """Answer a message. One that is empty or only spaces calls no model, nor does one that comes before
-        the page's conversation is open: opening it would cover the reply."""
-        if not session or not message or not message.strip():
+        the page's conversation is known: what opens it would cover the reply."""
+        if not is_known(session, browser) or not message or not message.strip():
             yield {self.browser: browser}
             return
-        conversation = self._conversation(session)
+        conversation = self._conversation(session, browser)
 
         def begin() -> Answer:
             choices = settings_panel.read_settings(*panel)
@@ -323,7 +322,7 @@ class Chat:
 
     def answer_again(self, session: str, browser: object, system: str, *panel: object) -> Iterator[dict]:
         """Answer the last message once more, with the settings as they are now."""
-        conversation = self._conversation(session)
+        conversation = self._conversation(session, browser)
 
         def begin() -> Answer:
             choices = settings_panel.read_settings(*panel)
@@ -334,7 +333,7 @@ class Chat:
 
     def answer_plainly(self, session: str, browser: object, record: bool) -> Iterator[dict]:
         """Repeat the last reply with the target alone and compare the two speeds."""
-        conversation = self._conversation(session)
+        conversation = self._conversation(session, browser)
         yield from self._write(
             conversation, browser, lambda: self.desk.again_plainly(conversation, record), {}
         )
@@ -404,8 +403,10 @@ class Chat:
 
     # ------------------------------------------------------------------ what is shown
 
-    def _conversation(self, session: str) -> Conversation:
-        return self.desk.open(session) or self.desk.new()
+    def _conversation(self, session: str, browser: object = None) -> Conversation:
+        """The page's; where the server was started anew and knows no session, the one its browser keeps."""
+        kept = _kept(browser).get("conversation")
+        return self.desk.open(session) or self.desk.open(kept) or self.desk.new()
 
     def _everything(self, conversation: Conversation) -> dict:
         """The whole page for this conversation, but for what its browser keeps."""
@@ -467,6 +468,16 @@ def offer_text(entry: Entry) -> str:
         f"<p>This computer's card has room for {as_html(entry.title)}: {needed} of memory, "
         f"{gigabytes(entry.download_bytes)} to download.</p>"
     )
+
+
+def _kept(browser: object) -> dict:
+    """What a browser kept (``remembered``); it may hold anything."""
+    return browser if isinstance(browser, dict) else {}
+
+
+def is_known(session: str, browser: object) -> bool:
+    """Whether a page that sends these has a conversation, be it to be opened yet."""
+    return bool(session or _kept(browser).get("conversation"))
 
 
 def remembered(conversation: Conversation) -> dict:

@@ -13,7 +13,7 @@ import gradio as gr
 
 from app import api
 from app.charts import PLOTLY_SCRIPT
-from app.chat import Chat
+from app.chat import Chat, is_known
 from app.choosing import offer
 from app.conversation import Desk
 from app.domains_tab import DomainsTab
@@ -158,10 +158,10 @@ def _watch_loading(
     seen, timer = gr.State(0), gr.Timer(LOADING_SECONDS)
     watching = [component for part in parts for component in part.watching]
 
-    def look(seen_number: int, session: str) -> dict:
+    def look(seen_number: int, session: str, browser: object) -> dict:
         state = desk.loading
-        # Before the conversation is open nothing can be asked: opening it would cover the reply.
-        if state.number == seen_number or not session:
+        # Before the conversation is known nothing can be asked: what opens it would cover the reply.
+        if state.number == seen_number or not is_known(session, browser):
             return {seen: seen_number}
         info = state.engine.pair.info if state.engine is not None else None
         update = {seen: state.number, header: masthead(info)}
@@ -171,7 +171,7 @@ def _watch_loading(
         return update
 
     shown = [seen, timer, header, *watching]
-    looked = [seen, chat.session]
+    looked = [seen, chat.session, chat.browser]
     gr.on([chat.session.change, timer.tick], look, looked, shown, **AT_ONCE)
     for event in (*chat.changing, *models.changing):
         event.then(look, looked, shown, **AT_ONCE)

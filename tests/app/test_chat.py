@@ -63,6 +63,19 @@ def test_a_reply_that_is_deleted_while_it_is_written_does_not_come_back(chat, do
     assert chat.desk.store.list_conversations() == ()
 
 
+def test_a_page_that_outlived_its_server_goes_on_with_the_conversation_its_browser_keeps(chat):
+    conversation = chat.desk.new()
+    list(chat.ask("First.", conversation.key, {}, "", *PANEL))
+    with gr.Blocks(analytics_enabled=False):
+        loader = chat.desk.loader
+        restarted = Chat(Desk(loader, Store(chat.desk.store.path)), SettingsPanel(loader))
+    page = list(restarted.ask("Second.", "", {"conversation": conversation.key}, "", *PANEL))[-1]
+    assert page[restarted.session] == conversation.key
+    stored = restarted.desk.store.conversation(conversation.key)
+    assert [m.content for m in stored.messages if m.role == "user"] == ["First.", "Second."]
+    assert list(restarted.ask("Lost?", "", {}, "", *PANEL)) == [{restarted.browser: {}}]
+
+
 def test_a_reply_says_that_it_waits_until_its_own_engine_turns_to_it():
     """Another pair may be loaded meanwhile, and that one is idle."""
     answer = Answer("key", FIRST, Settings(), "auto", PAIR, Prompt([1, 2]))
