@@ -36,8 +36,9 @@ run: setup
 lint: setup
 	$(BIN)/python -m ruff check .
 
+# Two files of tests at a time: most of a browser test is waiting.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 proof: setup
 	$(BIN)/python -m pytest -m proof
