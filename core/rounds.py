@@ -29,6 +29,7 @@ from core.sampling import (
     Verify,
     distributions,
     raw_probability,
+    shows_raw,
 )
 from core.settings import LOSSY
 from core.tree import verify_tree
@@ -151,9 +152,18 @@ class Stepwise:
             return targets[row][0]
 
         @cache  # a rejected token and the one in its place stand at one row
-        def of_row(row: int) -> tuple[dict[str, object], torch.Tensor]:
+        def of_row(row: int) -> dict[str, object]:
             p, soft = targets[row]
-            return {"entropy_p": p.entropy(), "top_p": soft.top()}, rows[row].logsumexp(0)
+            return {"entropy_p": p.entropy(), "top_p": soft.top()}
+
+        @cache
+        def total(row: int) -> torch.Tensor:
+            return rows[row].logsumexp(0)
+
+        def raw(row: int, token_id: int) -> float:
+            if shows_raw(self._settings):  # a pass over the vocabulary less
+                return targets[row][1].at(token_id)
+            return raw_probability(rows[row], token_id, total(row))
 
         @cache
         def of_proposal(index: int) -> dict[str, object]:
@@ -162,9 +172,8 @@ class Stepwise:
 
         for outcome in verifier(self._settings, proposals)(target, proposals, self._uniform):
             row = outcome.position if outcome.row is None else outcome.row
-            shared, total = of_row(row)
-            figures = outcome_figures(outcome) | shared
-            figures["p_raw"] = raw_probability(rows[row], outcome.id, total)
+            figures = outcome_figures(outcome) | of_row(row)
+            figures["p_raw"] = raw(row, outcome.id)
             if outcome.q is not None:
                 figures |= of_proposal(outcome.position if outcome.index is None else outcome.index)
             yield Verdict(outcome, figures)

@@ -19,7 +19,6 @@ import torch
 from core.records import Fate, Settings
 
 TOP = 10  # how many of the most likely ids a record keeps
-_BLOCK = 256  # ids, in which the largest of a vocabulary are looked for
 _NUCLEUS_GUESS = 256  # top-p looks at this many ids first: a full sort of a vocabulary costs milliseconds
 
 
@@ -42,7 +41,7 @@ class Distribution:
         if self.ids is None:
             inside = 0 <= token_id < len(self.probabilities)
             return self.probabilities[token_id].item() if inside else 0.0
-        index = int(torch.searchsorted(self.ids, token_id))
+        index = int(torch.searchsorted(self.ids, token_id)) if len(self.ids) > 1 else 0
         inside = index < len(self.ids) and int(self.ids[index]) == token_id
         return self.probabilities[index].item() if inside else 0.0
 
@@ -64,7 +63,7 @@ class Distribution:
 
     def top(self, count: int = TOP) -> tuple[tuple[int, float], ...]:
         """Up to ``count`` (id, probability) pairs, most likely first; ids of probability 0 are left out."""
-        values, index = _largest(self.probabilities, min(count, len(self.probabilities)))
+        values, index = self.probabilities.topk(min(count, len(self.probabilities)))
         ids = index if self.ids is None else self.ids[index]
         return tuple((i, v) for i, v in zip(ids.tolist(), values.tolist(), strict=True) if v > 0)
 
@@ -72,14 +71,20 @@ class Distribution:
         """Shannon entropy in nats."""
         p = self.probabilities
         # Clamped inside the logarithm alone: 0 log 0 is 0. Several times faster than torch.special.entr.
-        return max(0.0, -torch.dot(p, p.clamp_min(1e-38).log()).item())
+        return max(0.0, -torch.dot(p, p.clamp_min(1e-38).log_()).item())
 
 
-def check_logits(logits: torch.Tensor) -> None:
-    """Raises BadLogitsError if nothing can be drawn from ``logits`` (n,); -inf on some ids is a mask."""
-    largest = logits.max().item()
+def peak(logits: torch.Tensor) -> int:
+    """The index of the largest of ``logits`` (n,), the first of equal ones; -inf on some ids is a mask.
+
+    Raises BadLogitsError if nothing can be drawn from them.
+    """
+    values = logits.numpy()  # whose argmax takes a third of the time of torch's, and stops at a NaN
+    index = int(values.argmax())
+    largest = float(values[index])
     if not -float("inf") < largest < float("inf"):
         raise BadLogitsError(f"the largest logit is {largest}")
+    return index
 
 
 def distribution(
@@ -98,14 +103,14 @@ def distribution(
     columns where they are not 0..n-1. Raises BadLogitsError.
     """
     logits = logits.float()
-    check_logits(logits)
+    first = peak(logits)
     columns = None  # into `logits`, once a filter has chosen some
     if temperature == 0 or top_k == 1:
-        columns = logits.argmax()[None]
+        columns = torch.tensor([first])
         probabilities = torch.ones(1)
     else:
         # Subtracting the maximum first keeps tiny temperatures finite; at 1 softmax does so itself.
-        scaled = logits if temperature == 1 else (logits - logits.max()) / temperature
+        scaled = logits if temperature == 1 else (logits - logits[first]).div_(temperature)
         if 0 < top_k < len(scaled):
             scaled, columns = scaled.topk(top_k)
         probabilities = scaled.softmax(0)
@@ -155,19 +160,14 @@ def distributions(
     if settings.repetition_penalty != 1:
         logits = penalise(logits, prefix, settings.repetition_penalty, ids)
     chosen = distribution(logits, settings.temperature, settings.top_k, settings.top_p, settings.min_p, ids)
-    return chosen, chosen if settings.temperature else distribution(logits, 1.0, ids=ids)
+    return chosen, chosen if settings.temperature else Distribution(logits.float().softmax(0), ids)
 
 
-def _largest(values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """``values.topk(count)`` in half the time where there are many: from the blocks with the largest ones."""
-    blocks = len(values) // _BLOCK
-    if blocks < 4 * count:
-        return values.topk(count)
-    best = values[: blocks * _BLOCK].view(blocks, _BLOCK).amax(1).topk(count).indices
-    inside = (best[:, None] * _BLOCK + torch.arange(_BLOCK)).flatten()
-    index = torch.cat([inside, torch.arange(blocks * _BLOCK, len(values))])
-    found, at = values[index].topk(count)
-    return found, index[at]
+def shows_raw(settings: Settings) -> bool:
+    """Whether what the record shows of a row (``distributions``) is the softmax of its logits as they are."""
+    filtered = settings.top_k or settings.top_p < 1 or settings.min_p
+    plain = settings.temperature == 0 or (settings.temperature == 1 and not filtered)
+    return plain and settings.repetition_penalty == 1
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -193,6 +193,8 @@ def draw(weights: torch.Tensor, u: float) -> int:
 
     Never an index of weight 0: the first cumulative sum *above* u * total is chosen.
     """
+    if len(weights) == 1:
+        return 0
     cumulative = weights.double().cumsum(0)
     index = int(torch.searchsorted(cumulative, u * cumulative[-1].item(), right=True))
     if index == len(weights):  # u * total was rounded up to total
@@ -212,6 +214,8 @@ def accepts(u: float, p: float, q: float) -> bool:
 
 def overlap(p: Distribution, q: Distribution) -> float:
     """Σ min(p, q): the probability that a token drawn from q is accepted (Leviathan et al., eq. 1)."""
+    if len(q.probabilities) == 1:
+        return min(1.0, p.at(q.id_of(0)), q.probabilities.item())
     if q.ids is None:
         p, q = q, p
     ids = torch.arange(len(q.probabilities)) if q.ids is None else q.ids

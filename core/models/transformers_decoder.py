@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from core.models.base import Stop, chunks
 from core.models.errors import LoadError
 from core.models.rows import difference, some_ids
-from core.sampling import BadLogitsError, check_logits
+from core.sampling import BadLogitsError, peak
 
 _GROWTH = 256  # positions by which a buffer grows at least
 # The same passes after a crop and from a fresh cache: equal but for kernels that add in varying order.
@@ -224,7 +224,7 @@ def whole_pass(model, ids: Sequence[int]) -> torch.Tensor:
     logits = model(batch, use_cache=False).logits[0].float().cpu()
     try:
         for row in logits:
-            check_logits(row)
+            peak(row)
     except BadLogitsError as error:
         raise LoadError(
             f"This {model.config.model_type} model gives unusable numbers ({error}) as it was loaded: "
