@@ -132,6 +132,8 @@ def peer_runs(
 
         say("Reading the same weights with transformers", None)
         target, draft = bench_transformers.load(spec, pair.info, say)
+        if spec.draft and not draft:
+            notes.append(f"No peer can run the draft {spec.draft}: name one of kind model for that.")
     if TRANSFORMERS in peers:
         generate = functools.partial(bench_transformers.generate, target)
         runs[TRANSFORMERS] = peer(generate, pair.end_ids)

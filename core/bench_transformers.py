@@ -1,10 +1,10 @@
 """A peer of the bench: transformers' ``generate`` on the very weights that Redline runs.
 
 Target and draft run in bfloat16, or where Redline runs them through bitsandbytes in that form. With an
-assistant it is transformers' assisted generation (speculative sampling, constant K, no confidence threshold):
-the embedded draft of kind model (EAGLE is none that it can run) is given to it as a Llama of its own with
-the target's embedding, its head as trimmed as Redline's, the logits of the other ids minus infinity, so that
-the peer pays for no more than Redline does.
+assistant it is transformers' assisted generation (speculative sampling, constant K, no confidence threshold).
+A distilled draft of kind model, for the embedded target the one that ships, is given to it as a Llama of its
+own with the target's embedding, the head as trimmed as Redline's, the logits of the other ids minus infinity,
+so that the peer pays for no more than Redline does. EAGLE and Medusa are none that it can run.
 Knows neither engine nor report.
 """
 
@@ -19,12 +19,13 @@ import transformers
 
 from core.models import Progress, quantize
 from core.models.checkpoint import fetch, inspect
-from core.models.draft_file import load_draft
+from core.models.draft_file import load_draft, load_metadata
 from core.models.embedded import DRAFTS
-from core.models.spec import EMBEDDED, PairSpec
+from core.models.spec import EMBEDDED, PairSpec, draft_folder
 from core.records import PairInfo
 
 Model = transformers.PreTrainedModel
+_NOT_A_LLAMAS = ("architectures", "layer_types", "model_type", "quantization_config")  # of a target's config
 
 
 class Clock(transformers.generation.streamers.BaseStreamer):
@@ -45,11 +46,11 @@ class Clock(transformers.generation.streamers.BaseStreamer):
 class TrimmedHead(torch.nn.Module):
     """Hidden states (..., hidden) to logits (..., vocabulary): of ``ids`` by two products, elsewhere -inf."""
 
-    def __init__(self, projection: torch.Tensor, embedding: torch.Tensor, ids: torch.Tensor):
+    def __init__(self, projection: torch.Tensor, head: torch.Tensor, ids: torch.Tensor):
         super().__init__()
-        self.vocabulary = len(embedding)
+        self.vocabulary = len(head)
         self.register_buffer("projection", projection)
-        self.register_buffer("rows", embedding[ids])
+        self.register_buffer("rows", head[ids])
         self.register_buffer("ids", ids)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -62,13 +63,15 @@ class TrimmedHead(torch.nn.Module):
 def load(spec: PairSpec, info: PairInfo, say: Progress) -> tuple[Model, Model | None]:
     """Target and draft of ``spec``, which are on this machine, as transformers runs them.
 
-    ``info`` is of the same pair as Redline loaded it. Raises LoadError.
+    None for a draft that it cannot run. ``info`` is of the same pair as Redline loaded it. Raises LoadError.
     """
     target = load_model(spec.target, info.quantization, info.device, say)
     if not spec.draft:
         return target, None
-    if spec.draft == EMBEDDED:
-        return target, embedded_assistant(target, DRAFTS / "draft-model.safetensors")
+    distilled = DRAFTS / "draft-model.safetensors" if spec.draft == EMBEDDED else draft_folder(spec.draft)
+    if distilled:
+        runs = load_metadata(distilled).get("kind") == "model"
+        return target, distilled_assistant(target, distilled) if runs else None
     return target, as_assistant(load_model(spec.draft, info.draft_quantization, info.device, say))
 
 
@@ -96,16 +99,19 @@ def as_assistant(model: Model) -> Model:
     return model
 
 
-def embedded_assistant(target: Model, draft_file: Path) -> Model:
-    """The packed draft as an assistant for ``target``. Raises LoadError where the file cannot be read."""
-    draft = load_draft(draft_file)
-    config = target.config.to_dict() | {"num_hidden_layers": draft.layers}
+def distilled_assistant(target: Model, path: Path) -> Model:
+    """The packed draft as an assistant for ``target``. Raises LoadError where it cannot be read."""
+    draft = load_draft(path)
+    own = {name: value for name, value in draft.tensors.items() if name.startswith(("layers.", "norm."))}
+    config = {name: value for name, value in target.config.to_dict().items() if name not in _NOT_A_LLAMAS}
+    inner = len(own["layers.0.mlp.gate_proj.weight"])
+    config |= dict(num_hidden_layers=draft.layers, intermediate_size=inner)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).to(torch.bfloat16).eval()
     embedding = target.get_input_embeddings().weight.detach().cpu()
-    own = {name: value for name, value in draft.tensors.items() if name.startswith(("layers.", "norm."))}
     model.model.load_state_dict(own | {"embed_tokens.weight": embedding})
     projection = draft.tensors["proj.weight"].to(torch.bfloat16)
-    model.lm_head = TrimmedHead(projection, embedding, draft.head_ids)
+    head = target.get_output_embeddings().weight.detach().cpu()
+    model.lm_head = TrimmedHead(projection, head, draft.head_ids)
     return as_assistant(model.to(target.device))
 
 

@@ -22,7 +22,6 @@ Knows nothing of models. Which form is fastest where is measured in ``docs/LOG.m
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -166,18 +165,17 @@ def dense(dtype: torch.dtype) -> Callable[[torch.Tensor], Linear]:
     return lambda weight: DenseLinear(weight.to(dtype))
 
 
-def fitting(form: str) -> Callable[[torch.Tensor], Linear]:
-    """``FORMS[form]``; in int8 a matrix of a size that the int4 kernel cannot take."""
+def fitting(form: str, beside: bool = False) -> Callable[[torch.Tensor], Linear]:
+    """``FORMS[form]``; in int8 a matrix of a size that the int4 kernel cannot take. ``beside`` says whether
+    int4 keeps dense weights, too."""
     if form == "int4":
-        return lambda weight: (Int4Linear if Int4Linear.takes(weight) else Int8Linear)(weight)
+        return lambda weight: Int4Linear(weight, beside) if Int4Linear.takes(weight) else Int8Linear(weight)
     return FORMS[form]
 
 
 def reading(form: str) -> Callable[[torch.Tensor], Linear]:
-    """``FORMS[form]`` with dense weights beside packed ones where those read prompts faster here."""
-    if form == "int4" and has_bfloat16_tiles():
-        return functools.partial(Int4Linear, dense=True)
-    return FORMS[form]
+    """``fitting`` with dense weights beside packed ones where those read prompts faster here."""
+    return fitting(form, beside=has_bfloat16_tiles())
 
 
 def has_bfloat16_tiles() -> bool:

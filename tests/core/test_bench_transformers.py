@@ -1,11 +1,16 @@
 """The peer runs the same models and is told the same settings."""
 
+from dataclasses import replace
+
+import pytest
 import torch
 
-from core import bench_transformers
+from core import bench_run, bench_transformers
+from core.models.load import load_pair
 from core.models.spec import PairSpec, embedded_spec
 from tests.core.builders import PAIR
 from tests.core.models_on_disk import write_gguf, write_model
+from tests.core.test_load import write_draft
 
 PROMPT = "<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\n"
 
@@ -60,6 +65,27 @@ def test_any_local_pair_is_loaded_and_suggestions_of_a_model_are_not_followed(tm
     bench_transformers.generate(target, [5, 6, 7], frozenset({0}), 0.8, 8, 1)
     assert (asked["repetition_penalty"], asked["top_k"], asked["temperature"]) == (1.0, 0, 0.8)
     assert bench_transformers.load(PairSpec("custom", folders[0], None), PAIR, silent)[1] is None
+
+
+@pytest.mark.parametrize("architecture, changes", [("llama", {"tie_word_embeddings": False}), ("qwen3", {})])
+def test_a_trained_draft_of_kind_model_is_an_assistant_for_its_target(architecture, changes, tmp_path):
+    folder = write_model(tmp_path / "target", architecture, 1, **changes)
+    draft = write_draft(tmp_path / "draft", folder, "model")
+    spec = PairSpec("custom", str(folder), str(draft))
+    drafter = load_pair(replace(spec, draft_quantize="none")).drafter
+    _, assistant = bench_transformers.load(spec, PAIR, silent)
+    theirs = assistant(torch.tensor([[5, 6, 7]])).logits[0, -1, drafter.head_ids].float()
+    ours = drafter.model.next_logits([5, 6, 7], drafter.new_state())
+    assert torch.minimum(theirs.softmax(0), ours.softmax(0)).sum() > 0.9
+
+
+def test_a_draft_that_no_peer_can_run_is_a_sentence_in_the_report(tmp_path):
+    folder = write_model(tmp_path / "target", "llama", 1)
+    draft = write_draft(tmp_path / "draft", folder, "eagle")
+    spec = PairSpec("custom", str(folder), str(draft))
+    runs, notes = bench_run.peer_runs(["transformers"], load_pair(spec), spec, 40, silent)
+    assert list(runs) == ["transformers"]
+    assert notes == [f"No peer can run the draft {draft}: name one of kind model for that."]
 
 
 def test_a_gguf_file_is_unpacked(tmp_path):
