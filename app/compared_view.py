@@ -14,6 +14,7 @@ from core.compare import Step
 from core.compared import DOMAINS, PLAIN, SPEEDUP, Comparison, Row, table
 from core.domain_table import Estimate
 from core.drafters.names import DRAFTERS
+from core.records import Settings
 
 # name, heading, small print, digits, factor
 COLUMNS = (
@@ -24,7 +25,14 @@ COLUMNS = (
     ("seconds_per_draft", "A draft", "ms a token", "{:.2f}", 1e3),
     ("tokens_per_second", "Tokens/s", "without prefill", "{:.1f}", 1),
 )
+USUAL = Settings().verifier
 LEAST_SCALE = 1.5  # speed-ups that the bars have room for at least
+
+
+def rule_name(verifier: str) -> str:
+    """How drafts are judged, in few words."""
+    said = {"token": "token by token", "block": "block by block"}
+    return said.get(verifier) or f"{verifier.replace('-', ' ')}, not exact"
 
 
 def title(comparison: Comparison) -> str:
@@ -33,7 +41,8 @@ def title(comparison: Comparison) -> str:
     settings = comparison.settings
     when = comparison.created[:16].replace("T", " ")
     said = [f"{when} UTC", f"K = {settings.num_draft_tokens}", f"temperature {settings.temperature:g}"]
-    said += ["not exact"] * (not settings.exact) + ["not complete"] * (not comparison.complete)
+    said += [rule_name(settings.verifier)] * (settings.verifier != USUAL)
+    said += ["not complete"] * (not comparison.complete)
     return f"{', '.join(said)}: {', '.join(names) or PLAIN} with {comparison.target}"
 
 
@@ -59,6 +68,8 @@ def result(comparison: Comparison) -> str:
         about.append(f"tree width {settings.tree_width}")
     about.append(f"temperature {settings.temperature:g}")
     about.append(f"up to {settings.max_new_tokens} tokens a reply")
+    if settings.verifier != USUAL:
+        about.append(f"judged {rule_name(settings.verifier)}" if settings.exact else "not exact")
     if not comparison.complete:
         about.append("not complete")
     parts = [f"<p class='compare-about'>{' · '.join(about)}</p>"]

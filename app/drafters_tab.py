@@ -18,7 +18,7 @@ from typing import Any
 import gradio as gr
 
 from app import zero_gpu
-from app.compared_view import progress, result, title
+from app.compared_view import progress, result, rule_name, title
 from app.conversation import NOT_DRAFTING, Desk
 from app.events import AT_ONCE, PRIVATE
 from app.exports import Exports
@@ -27,7 +27,7 @@ from core.compare import MAX_PROMPTS, CompareError, Step, compare, prompts_for
 from core.compared import PLAIN, Comparison
 from core.drafters.names import title as drafter_title
 from core.records import Settings
-from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH, SettingsError, parse_settings
+from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH, VERIFIERS, SettingsError, parse_settings
 
 log = logging.getLogger(__name__)
 
@@ -154,6 +154,16 @@ class DraftersTab:
                 gr.Slider(low, high, value, step=step, label=label, info=info, elem_id=name, min_width=170)
                 for label, name, low, high, value, step, info in fields
             ]
+            verifier = gr.Dropdown(
+                [(rule_name(name), name) for name in VERIFIERS],
+                value=usual.verifier,
+                label="Verification",
+                info="who judges the drafts",
+                filterable=False,
+                elem_id="compare-verifier",
+                min_width=170,
+            )
+            self.fields.append(verifier)
         with gr.Row(elem_id="compare-buttons"):
             self.begin = gr.Button(
                 "Start", variant="primary", size="sm", elem_id="compare-start", scale=0, min_width=110
@@ -191,7 +201,15 @@ class DraftersTab:
     # ------------------------------------------------------------------ handlers
 
     def start(
-        self, drafters: list[str], prompts, k, temperature, width, most, request: gr.Request | None = None
+        self,
+        drafters: list[str],
+        prompts,
+        k,
+        temperature,
+        width,
+        most,
+        verifier: str,
+        request: gr.Request | None = None,
     ) -> None:
         """Begin, and follow what is begun; raises gradio.Error with one sentence where that cannot be."""
         try:
@@ -201,7 +219,12 @@ class DraftersTab:
             if engine is None:
                 raise CompareError(self.desk.loading.sentence)
             settings = parse_settings(
-                temperature=temperature, num_draft_tokens=k, tree_width=width, max_new_tokens=most, seed=1
+                temperature=temperature,
+                num_draft_tokens=k,
+                tree_width=width,
+                max_new_tokens=most,
+                verifier=verifier,
+                seed=1,
             )
             if not drafters:
                 raise CompareError(NONE_CHOSEN)

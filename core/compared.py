@@ -16,7 +16,7 @@ from datetime import datetime, timezone
 
 from core.domain_table import SUM_NAMES, Estimate, Sums, columns, estimate
 from core.intervals import paired_interval
-from core.records import Round, Settings
+from core.records import Round, Settings, writes_exactly
 
 PLAIN = "plain"
 DOMAINS = ("code", "prose")
@@ -198,7 +198,7 @@ def flat(comparison: Comparison) -> list[dict[str, object]]:
             domain=row.domain,
             replies=row.replies,
             complete=int(comparison.complete),
-            exact=int(settings.exact),
+            exact=int(writes_exactly(settings, row.drafter)),
         )
         for field in fields(Settings):
             values[field.name] = getattr(settings, field.name)

@@ -19,6 +19,7 @@ from app.loading import LoadingState
 from core.compare import Step
 from core.compared import with_replies
 from core.models.errors import LoadError
+from core.settings import LOSSY, VERIFIERS
 from core.store import Store
 from tests.core.test_compare import SETTINGS, engine, made
 
@@ -49,8 +50,8 @@ def begun(page: DraftersTab, owner: str, replies: int):
     return page.runner.of(owner)
 
 
-ASKED = (2, 3, 0.8, 1, 16)  # prompts, K, temperature, tree width, tokens
-LONG = (10, 3, 0.8, 1, 64)
+ASKED = (2, 3, 0.8, 1, 16, "token")  # prompts, K, temperature, tree width, tokens, verifier
+LONG = (10, 3, 0.8, 1, 64, "token")
 
 
 def test_a_run_is_shown_kept_opened_again_and_deleted(tmp_path):
@@ -69,6 +70,17 @@ def test_a_run_is_shown_kept_opened_again_and_deleted(tmp_path):
         assert page.write().endswith(".csv")
         left = page.remove(key)
         assert left[page.earlier]["choices"] == [] and page.desk.store.comparisons() == []
+
+
+def test_drafts_may_be_judged_by_any_rule(tmp_path):
+    with tab(tmp_path) as page:
+        assert [name for _, name in page.fields[-1].choices] == list(VERIFIERS)
+        for verifier in ("block", "draft-ratio"):
+            page.start(["model"], *ASKED[:-1], verifier)
+            finished(page)
+        kept = page.desk.store.comparisons()
+        assert [one.settings.verifier for one in kept] == ["draft-ratio", "block"]
+        assert kept[0].settings.acceptance_threshold == LOSSY["draft-ratio"][0]
 
 
 def test_a_second_start_is_refused_and_a_cancelled_run_keeps_what_was_measured(tmp_path):
@@ -178,6 +190,8 @@ def test_what_is_shown_is_inert_and_says_what_is_not_exact():
     assert "2.00×" in result(made()) and "Not exact" not in result(made())
     assert "model was fastest, 2.00× plain; 2 replies each" in result(made())
     lossy = replace(made(), settings=replace(SETTINGS, verifier="greedy"))
-    assert "Not exact" in result(lossy) and "not exact" in title(lossy)
+    assert "Not exact" in result(lossy) and "greedy, not exact" in title(lossy)
+    block = replace(made(), settings=replace(SETTINGS, verifier="block"))
+    assert "judged block by block" in result(block) and "block by block" in title(block)
     slow = with_replies(made(), [r for r in made().replies if r.drafter == "plain"], False)
     assert "2 replies each" in result(slow) and "fastest" not in result(slow)
