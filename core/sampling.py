@@ -104,24 +104,22 @@ def distribution(
     """
     logits = logits.float()
     first = peak(logits)
-    columns = None  # into `logits`, once a filter has chosen some
     if temperature == 0 or top_k == 1:
-        columns = torch.tensor([first])
-        probabilities = torch.ones(1)
-    else:
-        # Subtracting the maximum first keeps tiny temperatures finite; at 1 softmax does so itself.
-        scaled = logits if temperature == 1 else (logits - logits[first]).div_(temperature)
-        if 0 < top_k < len(scaled):
-            scaled, columns = scaled.topk(top_k)
-        probabilities = scaled.softmax(0)
-        if top_p < 1:
-            kept = _nucleus(probabilities, top_p)
-            columns = kept if columns is None else columns[kept]
-            probabilities = probabilities[kept] / probabilities[kept].sum()
-        if min_p > 0:
-            kept = (probabilities >= min_p * probabilities.max()).nonzero()[:, 0]
-            columns = kept if columns is None else columns[kept]
-            probabilities = probabilities[kept] / probabilities[kept].sum()
+        return Distribution(torch.ones(1), torch.tensor([first]) if ids is None else ids[first : first + 1])
+    # Subtracting the maximum first keeps tiny temperatures finite; at 1 softmax does so itself.
+    scaled = logits if temperature == 1 else (logits - logits[first]).div_(temperature)
+    columns = None  # into `logits`, once a filter has chosen some
+    if 0 < top_k < len(scaled):
+        scaled, columns = scaled.topk(top_k)
+    probabilities = scaled.softmax(0)
+    if top_p < 1:
+        kept = _nucleus(probabilities, top_p)
+        columns = kept if columns is None else columns[kept]
+        probabilities = probabilities[kept] / probabilities[kept].sum()
+    if min_p > 0:
+        kept = (probabilities >= min_p * probabilities.max()).nonzero()[:, 0]
+        columns = kept if columns is None else columns[kept]
+        probabilities = probabilities[kept] / probabilities[kept].sum()
     if columns is None:
         return Distribution(probabilities, ids)
     columns, order = columns.sort()
