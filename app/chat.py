@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import gradio as gr
@@ -244,7 +244,7 @@ class Chat:
 
     # ------------------------------------------------------------------ the conversation as a whole
 
-    def open_page(self, browser: object) -> Iterator[dict]:
+    def open_page(self, request: gr.Request | None, browser: object) -> Iterator[dict]:
         """The browser's last conversation, or an empty one.
 
         A reply that is being written, as when the page is reloaded, is followed to its end: that of the
@@ -253,38 +253,39 @@ class Chat:
         conversation = self._conversation("", browser)
         conversation.view = READ if _kept(browser).get("view") == READ else REDLINE
         yield {
-            **self._everything(conversation),
-            self.browser: remembered(conversation),
+            **self._opened(conversation),
             self.view: conversation.view,
             self.panel.system: conversation.system,
         }
         if conversation.current is not None and not conversation.current.done.is_set():
-            yield from self._follow(conversation, conversation.current)
+            following = self._follow(conversation, conversation.current)
+            yield from self._while_shown(_page(request), conversation, following)
 
-    def begin_anew(self, session: str) -> dict:
-        return self._instead_of(self._conversation(session))
+    def begin_anew(self, request: gr.Request | None, session: str) -> dict:
+        return self._opened(self._instead_of(self._conversation(session), _page(request)))
 
-    def _instead_of(self, old: Conversation) -> dict:
-        """The page with an empty conversation, shown and instructed as ``old`` was."""
-        old.leave()
+    def _instead_of(self, old: Conversation, page: str) -> Conversation:
+        """An empty conversation, shown and instructed as ``old`` was, to which the page turns."""
         new = self.desk.new()
         new.view, new.system = old.view, old.system
-        return {**self._everything(new), self.browser: remembered(new)}
+        old.leave(page, new)
+        return new
 
-    def switch(self, view: str, session: str) -> dict:
+    def switch(self, request: gr.Request | None, view: str, session: str) -> dict:
         """Show replies the other way, up to date. A reply in progress goes on in the view shown."""
-        conversation = self._conversation(session)
+        conversation = self._conversation(session).now(_page(request))
         conversation.view = READ if view == READ else REDLINE
         return {**self._views(conversation), self.browser: remembered(conversation)}
 
-    def erase(self, doomed: str, session: str) -> dict:
+    def erase(self, request: gr.Request | None, doomed: str, session: str) -> dict:
         conversation = self._conversation(session)
-        conversation.leave()  # first: nothing of a reply under way may come back to the page
+        # First: nothing of a reply under way may come back to the page.
+        new = self._instead_of(conversation, _page(request))
         if doomed == "all" and self.desk.personal:
             self.desk.forget_everything()
         elif doomed:
             self.desk.forget(conversation)
-        return {**self._instead_of(conversation), **self.record.answered()}
+        return {**self._opened(new), **self.record.answered()}
 
     def last_text(self, session: str) -> str:
         """The newest reply, exactly as it was written."""
@@ -305,7 +306,15 @@ class Chat:
 
     # ------------------------------------------------------------------ replies
 
-    def ask(self, message: str, session: str, browser: object, system: str, *panel: object) -> Iterator[dict]:
+    def ask(
+        self,
+        request: gr.Request | None,
+        message: str,
+        session: str,
+        browser: object,
+        system: str,
+        *panel: object,
+    ) -> Iterator[dict]:
         """Answer a message. One that is empty or only spaces calls no model, nor does one that comes before
         the page's conversation is known: what opens it would cover the reply."""
         if not is_known(session, browser) or not message or not message.strip():
@@ -318,9 +327,12 @@ class Chat:
             self.desk.set_system(conversation, system)
             return self.desk.ask(conversation, message, *choices.of_reply)
 
-        yield from self._write(conversation, browser, begin, {self.message: ""}, self._making(panel))
+        writing = self._write(conversation, browser, begin, {self.message: ""}, self._making(panel))
+        yield from self._while_shown(_page(request), conversation, writing)
 
-    def answer_again(self, session: str, browser: object, system: str, *panel: object) -> Iterator[dict]:
+    def answer_again(
+        self, request: gr.Request | None, session: str, browser: object, system: str, *panel: object
+    ) -> Iterator[dict]:
         """Answer the last message once more, with the settings as they are now."""
         conversation = self._conversation(session, browser)
 
@@ -329,14 +341,40 @@ class Chat:
             self.desk.set_system(conversation, system)
             return self.desk.again(conversation, *choices.of_reply)
 
-        yield from self._write(conversation, browser, begin, {}, self._making(panel))
+        writing = self._write(conversation, browser, begin, {}, self._making(panel))
+        yield from self._while_shown(_page(request), conversation, writing)
 
-    def answer_plainly(self, session: str, browser: object, record: bool) -> Iterator[dict]:
+    def answer_plainly(
+        self, request: gr.Request | None, session: str, browser: object, record: bool
+    ) -> Iterator[dict]:
         """Repeat the last reply with the target alone and compare the two speeds."""
         conversation = self._conversation(session, browser)
-        yield from self._write(
+        writing = self._write(
             conversation, browser, lambda: self.desk.again_plainly(conversation, record), {}
         )
+        yield from self._while_shown(_page(request), conversation, writing)
+
+    def _while_shown(
+        self, page: str, conversation: Conversation, updates: Generator[dict, None, None]
+    ) -> Iterator[dict]:
+        """``updates`` for as long as the page shows the conversation.
+
+        An update may be on its way while the page turns to another conversation, and come after what shows
+        that one: so what the page shows now comes last, behind all of them. A conversation that another page
+        deleted is left, too.
+        """
+        with contextlib.closing(updates):
+            while page not in conversation.left:
+                try:
+                    update = next(updates)
+                except StopIteration:
+                    break
+                if page not in conversation.left:
+                    yield update
+        if conversation.deleted and page not in conversation.left:
+            self._instead_of(conversation, page)
+        if page in conversation.left:
+            yield self._opened(conversation.now(page))
 
     def _write(
         self,
@@ -345,7 +383,7 @@ class Chat:
         begin: Callable[[], Answer],
         first: dict,
         making: bool = False,
-    ) -> Iterator[dict]:
+    ) -> Generator[dict, None, None]:
         """Begin a reply and show it until it ends. If it cannot be begun, say why and change nothing.
 
         ``making``: a drafter has to be made before, which takes a moment and is said.
@@ -361,7 +399,7 @@ class Chat:
             if making:
                 yield {self.status: _said(MAKING), self.browser: browser}
             answer = begin()
-            yield {**self._everything(conversation), self.browser: remembered(conversation), **first}
+            yield {**self._opened(conversation), **first}
             yield from self._follow(conversation, answer)
         except (Refused, SettingsError, PromptError) as error:
             gr.Warning(str(error))
@@ -372,15 +410,13 @@ class Chat:
     def _making(self, panel: tuple) -> bool:
         return self.desk.has_to_make(panel[self.panel.inputs.index(self.panel.drafter)])
 
-    def _follow(self, conversation: Conversation, answer: Answer) -> Iterator[dict]:
-        """What changes on the page until the reply has ended, or the page has left the conversation."""
+    def _follow(self, conversation: Conversation, answer: Answer) -> Generator[dict, None, None]:
+        """What changes on the page until the reply has ended."""
         kept = {self.browser: remembered(conversation)}
         seen, said, figures_at, ended = 0, "", 0.0, False
         plot_at = yielded_at = time.monotonic()
         while not ended:
             ended = answer.done.wait(TICK)
-            if conversation.left:
-                return
             update: dict = {}
             rounds, now = len(answer.rounds), time.monotonic()
             if ended:
@@ -407,6 +443,10 @@ class Chat:
         """The page's; where the server was started anew and knows no session, the one its browser keeps."""
         kept = _kept(browser).get("conversation")
         return self.desk.open(session) or self.desk.open(kept) or self.desk.new()
+
+    def _opened(self, conversation: Conversation) -> dict:
+        """The page turned to this conversation."""
+        return {**self._everything(conversation), self.browser: remembered(conversation)}
 
     def _everything(self, conversation: Conversation) -> dict:
         """The whole page for this conversation, but for what its browser keeps."""
@@ -468,6 +508,11 @@ def offer_text(entry: Entry) -> str:
         f"<p>This computer's card has room for {as_html(entry.title)}: {needed} of memory, "
         f"{gigabytes(entry.download_bytes)} to download.</p>"
     )
+
+
+def _page(request: gr.Request | None) -> str:
+    """Which page asks; "" where none does."""
+    return (request and request.session_hash) or ""
 
 
 def _kept(browser: object) -> dict:

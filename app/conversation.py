@@ -96,7 +96,8 @@ class Conversation:
     """One conversation of one browser. ``view`` is how its replies are shown: "redline" or "read".
 
     ``key`` is random, and whoever knows it may see the conversation: the browser it belongs to.
-    ``left``: the page has turned to another one.
+    ``left`` names the pages that have turned to another one, and which that is; ``deleted``: it was to be
+    forgotten.
     """
 
     def __init__(self, key: str, system: str = "", recorded: bool = False):
@@ -105,7 +106,8 @@ class Conversation:
         self.view = "redline"
         self.turns: list[Turn] = []
         self.writing: Answer | None = None
-        self.left = False
+        self.left: dict[str, Conversation] = {}
+        self.deleted = False
         self._claim = threading.Lock()  # held by whoever writes
         self._next = threading.Lock()  # held by the one that waits for it
 
@@ -152,7 +154,6 @@ class Conversation:
             if not self._claim.acquire(timeout=SECONDS_TO_STOP if ending else 0):
                 raise refused
             self.writing = None  # until the next reply is begun
-            self.left = False
         finally:
             self._next.release()
 
@@ -174,10 +175,17 @@ class Conversation:
         answer.done.wait()
         self._claim.release()
 
-    def leave(self) -> None:
-        """The page turns to another conversation: stop, and show nothing of this one any more."""
-        self.left = True
+    def leave(self, page: str, other: Conversation) -> None:
+        """The page turns to another conversation: stop, and show it nothing of this one any more."""
+        self.left[page] = other
         self.stop()
+
+    def now(self, page: str) -> Conversation:
+        """What the page shows that once showed this one."""
+        conversation = self
+        while page in conversation.left:
+            conversation = conversation.left[page]
+        return conversation
 
     def stop(self) -> None:
         """Ask the reply in progress to end after the round in flight; what was said is kept."""
@@ -258,6 +266,7 @@ class Desk:
 
     def forget(self, conversation: Conversation) -> None:
         """Delete one conversation, from memory and from the record."""
+        conversation.deleted = True
         conversation.stop()
         with self._lock:
             for key in [key for key, kept in self._conversations.items() if kept is conversation]:
@@ -271,6 +280,7 @@ class Desk:
             conversations = list(self._conversations.values())
             self._conversations.clear()
         for conversation in conversations:
+            conversation.deleted = True
             conversation.stop()
         self.store.delete_all()
 

@@ -54,26 +54,78 @@ def chat(tmp_path: Path) -> Chat:
 def test_a_reply_that_is_deleted_while_it_is_written_does_not_come_back(chat, doomed):
     conversation = chat.desk.new()
     conversation.view = READ
-    updates = chat.ask("Forget this.", conversation.key, {}, "Be brief.", *PANEL)
+    updates = chat.ask(None, "Forget this.", conversation.key, {}, "Be brief.", *PANEL)
     next(updates), next(updates)
-    page = chat.erase(doomed, conversation.key)
-    assert list(updates) == []
+    page = chat.erase(None, doomed, conversation.key)
+    (last,) = updates
+    assert last[chat.session] == page[chat.session] and last[chat.redline] == page[chat.redline]
     assert page[chat.redline]["value"] == "" and page[chat.read]["value"] == []
     assert page[chat.browser]["view"] == READ and page[chat.session] != conversation.key
     assert chat.desk.store.list_conversations() == ()
 
 
+ANN, BEN = (SimpleNamespace(session_hash=name) for name in ("ann", "ben"))  # two pages
+
+
+def test_a_page_sees_the_end_of_a_reply_that_another_page_left(chat):
+    conversation = chat.desk.new()
+    updates = chat.ask(ANN, "Go on.", conversation.key, {}, "", *PANEL)
+    next(updates), next(updates)
+    away = chat.begin_anew(BEN, conversation.key)
+    last = list(updates)[-1]
+    assert last[chat.session] == conversation.key != away[chat.session]
+    assert (last[chat.stop]["visible"], last[chat.send]["visible"]) == (False, True)
+    assert "Ended: stopped" in last[chat.status] and "one" in last[chat.redline]["value"]
+    again = list(chat.answer_again(ANN, conversation.key, {}, "", *PANEL))[-1]
+    assert again[chat.regenerate]["interactive"] and len(conversation.last.answers) == 2
+
+
+@pytest.mark.parametrize("doomed", ["one", "all"])
+def test_a_page_leaves_a_conversation_that_another_page_deleted(chat, doomed):
+    conversation = chat.desk.new()
+    updates = chat.ask(ANN, "Go on.", conversation.key, {}, "", *PANEL)
+    next(updates), next(updates)
+    chat.erase(BEN, doomed, conversation.key)
+    last = list(updates)[-1]
+    assert last[chat.session] not in ("", conversation.key) and last[chat.redline]["value"] == ""
+    assert last[chat.welcome]["visible"] and not last[chat.stop]["visible"]
+
+
+def test_new_pressed_while_a_reply_is_begun_stays_new(chat, monkeypatch):
+    conversation, pages = chat.desk.new(), []
+    begin = chat.desk.ask
+
+    def ask(*what):
+        pages.append(chat.begin_anew(ANN, conversation.key))
+        return begin(*what)
+
+    monkeypatch.setattr(chat.desk, "ask", ask)
+    (only,) = chat.ask(ANN, "Too late.", conversation.key, {}, "", *PANEL)
+    assert only[chat.session] == pages[0][chat.session] != conversation.key
+    assert only[chat.welcome]["visible"] and only[chat.status] == "" and chat.message not in only
+    assert conversation.current.finish_reason == "cancelled" and not conversation.busy
+
+
+def test_what_comes_after_new_asks_nothing_and_stays_in_its_box(chat):
+    conversation = chat.desk.new()
+    away = chat.begin_anew(ANN, conversation.key)
+    (only,) = chat.ask(ANN, "Too late.", conversation.key, {}, "", *PANEL)
+    assert only[chat.session] == away[chat.session] and chat.message not in only
+    assert not conversation.turns
+    assert chat.switch(ANN, READ, conversation.key)[chat.browser]["conversation"] == away[chat.session]
+
+
 def test_a_page_that_outlived_its_server_goes_on_with_the_conversation_its_browser_keeps(chat):
     conversation = chat.desk.new()
-    list(chat.ask("First.", conversation.key, {}, "", *PANEL))
+    list(chat.ask(None, "First.", conversation.key, {}, "", *PANEL))
     with gr.Blocks(analytics_enabled=False):
         loader = chat.desk.loader
         restarted = Chat(Desk(loader, Store(chat.desk.store.path)), SettingsPanel(loader))
-    page = list(restarted.ask("Second.", "", {"conversation": conversation.key}, "", *PANEL))[-1]
+    page = list(restarted.ask(None, "Second.", "", {"conversation": conversation.key}, "", *PANEL))[-1]
     assert page[restarted.session] == conversation.key
     stored = restarted.desk.store.conversation(conversation.key)
     assert [m.content for m in stored.messages if m.role == "user"] == ["First.", "Second."]
-    assert list(restarted.ask("Lost?", "", {}, "", *PANEL)) == [{restarted.browser: {}}]
+    assert list(restarted.ask(None, "Lost?", "", {}, "", *PANEL)) == [{restarted.browser: {}}]
 
 
 def test_a_reply_says_that_it_waits_until_its_own_engine_turns_to_it():
@@ -91,11 +143,11 @@ def test_a_drafter_is_made_once_and_the_page_says_so(chat):
     panel = (True, "ngram", *PANEL[2:])
     said = []
     for _ in range(2):
-        updates = list(chat.ask("Draft otherwise.", conversation.key, {}, "", *panel))
+        updates = list(chat.ask(None, "Draft otherwise.", conversation.key, {}, "", *panel))
         said.append(sum("Making the drafter" in update.get(chat.status, "") for update in updates))
     assert said == [1, 0]
     assert conversation.current.info.drafter == "ngram"
-    own = list(chat.answer_again(conversation.key, {}, "", *PANEL))
+    own = list(chat.answer_again(None, conversation.key, {}, "", *PANEL))
     assert not any("Making" in update.get(chat.status, "") for update in own)
     assert [answer.info.drafter for answer in conversation.last.answers] == ["ngram", "model"]
 
