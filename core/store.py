@@ -153,7 +153,8 @@ class Store:
         self._recording = recording
         self._problem: str | None = None
         self._open: dict[str, _OpenReply] = {}
-        self._held: list[Job] = []  # conversations and messages that are not written yet
+        # What is not written yet, with the id of the conversation or comparison it belongs to.
+        self._held: list[tuple[str, Job]] = []
         with self._lock:
             if recording:
                 self._transaction([])
@@ -196,11 +197,12 @@ class Store:
         system_prompt = clean_text(system_prompt)
         client = client and clean_text(client)
         self._write(
+            conversation_id,
             lambda connection: connection.execute(
                 "INSERT INTO conversations (id, created, client, system_prompt) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (id) DO NOTHING",
                 [conversation_id, created, client, system_prompt],
-            )
+            ),
         )
         return conversation_id
 
@@ -208,20 +210,22 @@ class Store:
         """The system prompt from here on; each reply keeps the one it was made with."""
         created, text = _now(), clean_text(text)
         self._write(
+            conversation_id,
             lambda connection: connection.execute(
                 "INSERT INTO conversations (id, created, system_prompt) VALUES (?, ?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET system_prompt = excluded.system_prompt",
                 [conversation_id, created, text],
-            )
+            ),
         )
 
     def add_message(self, conversation_id: str, role: str, content: str, parent_id: str | None = None) -> str:
         """Adds a message and returns its id; makes the conversation where it is not on record."""
         message_id, created, content = uuid.uuid4().hex, _now(), clean_text(content)
         self._write(
+            conversation_id,
             lambda connection: _insert_message(
                 connection, conversation_id, message_id, parent_id, role, content, created
-            )
+            ),
         )
         return message_id
 
@@ -353,7 +357,7 @@ class Store:
             lambda connection: connection.execute(
                 "DELETE FROM conversations WHERE id = ?", [conversation_id]
             ),
-            lambda reply: reply.conversation_id == conversation_id,
+            conversation_id,
         )
 
     def delete_all(self) -> bool:
@@ -364,17 +368,15 @@ class Store:
             for table in (*tables, "compared_replies", "comparisons"):
                 connection.execute(f"DELETE FROM {table}")
 
-        return self._delete(job, lambda reply: True, shrink=True)
+        return self._delete(job, None)
 
     def add_comparison(self, comparison: Comparison) -> None:
         """Enters a comparison of drafters, or what was measured of it since it was entered."""
-        self._write(lambda connection: compared.write(connection, comparison))
+        self._write(comparison.id, lambda connection: compared.write(connection, comparison))
 
     def delete_comparison(self, comparison_id: str) -> bool:
         """Deletes a comparison. False, with a ``problem``, if it is not gone."""
-        return self._delete(
-            lambda connection: compared.delete(connection, comparison_id), lambda reply: False
-        )
+        return self._delete(lambda connection: compared.delete(connection, comparison_id), comparison_id)
 
     # --- Reading
 
@@ -408,13 +410,13 @@ class Store:
 
     # --- The connection that writes
 
-    def _write(self, job: Job) -> None:
-        """Writes a conversation or message, or holds it until a later write succeeds."""
+    def _write(self, owner: str, job: Job) -> None:
+        """Writes something of a conversation or comparison, or holds it until a later write succeeds."""
         with self._lock:
             if not self._recording:
                 return
             if len(self._held) < MAX_HELD_MESSAGES:
-                self._held.append(job)
+                self._held.append((owner, job))
             try:
                 self._transaction([])
             except sqlite3.IntegrityError:  # of something that was deleted meanwhile
@@ -449,7 +451,7 @@ class Store:
             connection = self._connect()
             connection.execute("BEGIN IMMEDIATE")
             try:
-                for job in [*self._held, *jobs]:
+                for job in [*(job for _, job in self._held), *jobs]:
                     job(connection)
                 connection.execute("COMMIT")
             finally:
@@ -466,18 +468,23 @@ class Store:
             self._set_busy_seconds(BUSY_SECONDS)
         return True
 
-    def _delete(self, job: Job, concerns: Callable[[_OpenReply], bool], *, shrink: bool = False) -> bool:
+    def _delete(self, job: Job, owner: str | None) -> bool:
+        """Deletes a conversation or comparison, also what is not written yet of it; None is everything."""
+        everything = owner is None
         with self._lock:
-            self._open = {key: reply for key, reply in self._open.items() if not concerns(reply)}
-            if shrink:
-                self._held.clear()
+            self._open = {
+                key: reply
+                for key, reply in self._open.items()
+                if not everything and reply.conversation_id != owner
+            }
+            self._held = [held for held in self._held if not everything and held[0] != owner]
             if not self.path.exists():
                 return True
             if not self._transaction([job], purpose="deleted"):
                 return False
             try:
                 connection = self._connect()
-                if shrink:
+                if everything:
                     connection.execute("VACUUM")
                 (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except (sqlite3.Error, OSError, StoreError) as error:

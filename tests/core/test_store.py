@@ -399,6 +399,21 @@ def test_messages_held_when_the_store_closes_are_written_then(impatient, path):
     assert rows(path, "SELECT content FROM messages") == [("held",)]
 
 
+@pytest.mark.parametrize("everything", [True, False])
+def test_what_was_deleted_while_it_was_held_is_never_written(impatient, path, everything):
+    store = Store(path)
+    other = store.new_conversation()
+    with locked(path):
+        conversation = store.new_conversation()
+        store.add_message(conversation, "user", "doomed")
+        store.add_message(other, "user", "kept")
+        assert not (store.delete_all() if everything else store.delete_conversation(conversation))
+    store.add_message(other, "user", "later")
+    left = [("later",)] if everything else [("kept",), ("later",)]
+    assert rows(path, "SELECT content FROM messages ORDER BY number") == left
+    assert (conversation,) not in rows(path, "SELECT id FROM conversations")
+
+
 def test_db_05_a_full_disk(path, monkeypatch):
     limit = None
     connect = sqlite3.connect
