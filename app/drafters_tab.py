@@ -242,6 +242,9 @@ class DraftersTab:
             return {self._seen: seen}
         run = self.runner.of(self._owner(request))
         own = running is not None and running is run
+        kept = self.desk.store.comparisons(SHOWN) if not own and self.desk.personal else []
+        if run is not None and not own and self._is_deleted(run, kept):
+            run = None
         update = {
             self._seen: number,
             self.progress: self._progress(run, own, running is not None),
@@ -252,13 +255,20 @@ class DraftersTab:
         if found is not None and not found.replies:
             found = None
         if not own and self.desk.personal:
-            kept = self.desk.store.comparisons(SHOWN)
             found = found or (kept[0] if kept else None)
             chosen = opened or (found.id if found else None)
             update[self.earlier] = _list(kept, chosen)
         if opened is None and found is not None:
             update[self.result] = result(found)
         return update
+
+    def _is_deleted(self, run: Run, kept: Sequence[Comparison]) -> bool:
+        """Whether what a run measured is on record no more, where the record can be trusted to say so."""
+        store = self.desk.store
+        measured = run.step is not None and run.step.comparison.replies
+        if not measured or not self.desk.personal or not store.recording or store.problem is not None:
+            return False
+        return all(one.id != run.step.comparison.id for one in kept)
 
     def open(self, comparison_id: str | None) -> dict:
         """An earlier comparison. The record is everybody's: only where the page is one person's."""

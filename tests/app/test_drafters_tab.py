@@ -83,6 +83,20 @@ def test_drafts_may_be_judged_by_any_rule(tmp_path):
         assert kept[0].settings.acceptance_threshold == LOSSY["draft-ratio"][0]
 
 
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_comparison_that_was_deleted_does_not_come_back(tmp_path, everything):
+    with tab(tmp_path) as page:
+        page.start(["model"], *ASKED)
+        ((_, key),) = finished(page).look(-1, None)[page.earlier]["choices"]
+        if everything:
+            page.desk.forget_everything()
+        else:
+            page.remove(key)
+        shown = page.look(-1, None)
+        assert shown[page.earlier]["choices"] == [] and shown[page.earlier]["value"] is None
+        assert shown[page.progress] == "" and page.result not in shown
+
+
 def test_a_second_start_is_refused_and_a_cancelled_run_keeps_what_was_measured(tmp_path):
     with tab(tmp_path) as page:
         page.start(["model", "ngram", "recycling"], *LONG)
