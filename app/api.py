@@ -26,7 +26,7 @@ from app.conversation import Conversation, Desk, Refused
 from app.events import SIGN_OF_LIFE_EVERY, TICK
 from core.chat import flatten_history
 from core.records import Settings
-from core.settings import LOSSY, SettingsError, parse_settings
+from core.settings import LOSSY, SettingsError, parse_flag, parse_settings
 from core.text import PromptError
 
 _DEFAULTS = Settings()
@@ -116,16 +116,22 @@ def reply(
     ends with an error; what was written by then was yielded. Closing the iterator stops the reply.
     """
     try:
-        settings = parse_settings(**values)
+        settings, record = parse_settings(**values), parse_flag("Record", record)
+        for name, value in (("The system prompt", system), ("The drafter", drafter)):
+            if value is not None and not isinstance(value, str):
+                raise PromptError(f"{name} must be text.")
         earlier = flatten_history(history)
-        said = flatten_history([{"role": "user", "content": message}])
+        try:
+            said = flatten_history([{"role": "user", "content": message}])
+        except PromptError:
+            raise PromptError("The message must be text.") from None
         if not said:
             raise PromptError("The message is empty; please write something.")
         conversation = ToldConversation(system or "", earlier)
         conversation.claim()
         try:
             question = said[0]["content"]
-            answer = desk.ask(conversation, question, settings, "auto", bool(record), drafter or None)
+            answer = desk.ask(conversation, question, settings, "auto", record, drafter or None)
             yield from _growing(answer)
         finally:
             conversation.release()

@@ -79,6 +79,13 @@ def _threshold(value: object, verifier: str) -> float | None:
     return _number(f"The threshold of the rule {verifier}", usual if blank else value, low, high)
 
 
+def parse_flag(name: str, value: object) -> bool:
+    """A switch. Raises SettingsError for what is neither true nor false: "no" would count as true."""
+    if value not in (True, False, None):
+        raise SettingsError(f"{name} must be true or false, not {_shown(value)}.")
+    return bool(value)
+
+
 def parse_seed(value: object) -> int:
     """A seed from a form field: blank or -1 draws a random one (shown and stored with the reply).
 
@@ -96,8 +103,10 @@ def parse_stop(value: object) -> tuple[str, ...]:
     """
     if value is None:
         return ()
-    lines = value.replace("\r\n", "\n").split("\n") if isinstance(value, str) else list(value)
-    stops = tuple(line for line in dict.fromkeys(str(line) for line in lines) if line)
+    lines = value.replace("\r\n", "\n").split("\n") if isinstance(value, str) else value
+    if not isinstance(lines, (list, tuple)) or not all(isinstance(line, str) for line in lines):
+        raise SettingsError(f"Stop strings must be text or a list of texts, not {_shown(value)}.")
+    stops = tuple(line for line in dict.fromkeys(lines) if line)
     if len(stops) > MAX_STOPS or any(len(stop) > MAX_STOP_LENGTH for stop in stops):
         raise SettingsError(
             f"There may be up to {MAX_STOPS} stop strings of up to {MAX_STOP_LENGTH} characters each;"
@@ -135,7 +144,7 @@ def parse_settings(
             MAX_REPETITION_PENALTY,
         ),
         num_draft_tokens=(most := _integer("Draft tokens (K)", num_draft_tokens, 0, MAX_DRAFT_TOKENS)),
-        auto_draft_tokens=bool(auto_draft_tokens) and most > 0,
+        auto_draft_tokens=parse_flag("Automatic K", auto_draft_tokens) and most > 0,
         max_new_tokens=_integer("Maximum new tokens", max_new_tokens, 1, MAX_NEW_TOKENS),
         stop=parse_stop(stop),
         seed=parse_seed(seed),

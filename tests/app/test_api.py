@@ -196,7 +196,13 @@ def test_the_system_prompt_comes_first(toy):
         ({"history": ["hello"]}, "Message 1 of the history needs a role and a content"),
         ({"history": [{"role": "tool", "content": "x"}]}, "role 'tool'"),
         ({"message": "  \n"}, "The message is empty; please write something."),
-        ({"message": [{"type": "file", "file": {"path": "x.png"}}]}, "holds more than text"),
+        ({"message": [{"type": "file", "file": {"path": "x.png"}}]}, "The message must be text."),
+        ({"message": 5}, "The message must be text."),
+        ({"system": 5}, "The system prompt must be text."),
+        ({"system": ["x"]}, "The system prompt must be text."),
+        ({"drafter": {}}, "The drafter must be text."),
+        ({"stop": 5}, "Stop strings must be text or a list of texts, not 5."),
+        ({"record": "no"}, "Record must be true or false, not 'no'."),
     ],
 )
 def test_what_cannot_be_answered_gets_one_sentence(toy, options, sentence):

@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from core.records import Settings
-from core.settings import MAX_SEED, SettingsError, parse_seed, parse_settings, parse_stop
+from core.settings import MAX_SEED, SettingsError, parse_flag, parse_seed, parse_settings, parse_stop
 from core.store import Store
 from tests.core.builders import record
 
@@ -146,6 +146,21 @@ def test_numbers_may_come_as_form_fields_deliver_them():
 def test_stop_strings_from_a_list_or_one_a_line(given, stop):
     assert parse_stop(given) == stop
     assert parse_settings(stop=given).stop == stop
+
+
+@pytest.mark.parametrize("stop", [5, True, {"a": 1}, [None], ["x", 5]])
+def test_stop_strings_are_text(stop):
+    with pytest.raises(SettingsError, match="Stop strings must be text or a list of texts, not "):
+        parse_stop(stop)
+
+
+def test_a_switch_is_true_or_false():
+    assert [parse_flag("Record", value) for value in (True, False, None)] == [True, False, False]
+    for value in ("no", "true", 2, []):
+        with pytest.raises(SettingsError, match="Record must be true or false, not "):
+            parse_flag("Record", value)
+    with pytest.raises(SettingsError, match="Automatic K must be true or false"):
+        parse_settings(auto_draft_tokens="no")
 
 
 @pytest.mark.parametrize("stop", ["\n".join(map(str, range(33))), ["x" * 501]])
