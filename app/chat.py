@@ -60,6 +60,14 @@ COPY = """async (text) => {
   document.execCommand('copy');
   area.remove();
 }"""
+# What was typed and not sent outlives a reload, as when the server was started anew.
+KEEP_TYPED = """(text) => {
+  try { sessionStorage.setItem('redline-message', text ?? ''); } catch (refused) { /* not kept, then */ }
+}"""
+TYPED = """() => {
+  const typed = document.querySelector('#message textarea')?.value ?? '';
+  try { return typed || (sessionStorage.getItem('redline-message') ?? ''); } catch (refused) { return typed; }
+}"""
 # Where the focus went with a button that is gone; never away from a token one is reading about, and not on
 # a touch screen, where it would bring the keyboard up.
 TO_MESSAGE = """() => {
@@ -216,6 +224,8 @@ class Chat:
     def mount(self, page: gr.Blocks) -> None:
         """Connect what begins when the page is opened: ``session`` is "" until it has been."""
         page.load(self.open_page, self.browser, self.everything, concurrency_limit=None, **PRIVATE)
+        page.load(None, None, self.message, js=TYPED, **AT_ONCE)
+        self.message.change(None, self.message, None, js=KEEP_TYPED, **AT_ONCE)
 
     # ------------------------------------------------------------------ loading
 

@@ -271,6 +271,38 @@ def test_a_reload_brings_the_conversation_back_to_its_browser_only(serve, tab):
     expect(page.page.locator("#welcome")).to_be_visible()
 
 
+def test_what_was_typed_and_not_sent_outlives_a_reload(serve, tab):
+    page = tab(serve(LONG).url).ready()
+    page.page.fill("#message textarea", "Half a thou")
+    page.page.wait_for_function("sessionStorage.getItem('redline-message') === 'Half a thou'")
+    page.page.reload()
+    page.ready()
+    expect(page.page.locator("#message textarea")).to_have_value("Half a thou")
+    page.ask("Whole.")
+    page.page.reload()
+    page.page.wait_for_function(f"text => ({DRAWN})() === text", arg=LONG)
+    expect(page.page.locator("#message textarea")).to_have_value("")
+
+
+def test_new_in_another_tab_ends_the_reply_on_both(serve, tab):
+    gate = threading.Event()
+    served = serve(LONG, gate=gate)
+    page = tab(served.url).ready()
+    page.send("Go.")
+    page.page.locator("#redline .rl-accepted").first.wait_for()
+    other = page.page.context.new_page()
+    other.goto(served.url)
+    other.locator("#redline .rl-accepted").first.wait_for()  # the same conversation
+    other.click("#new")
+    expect(other.locator("#welcome")).to_be_visible()
+    gate.set()
+    page.ended()
+    expect(page.page.locator("#status")).to_contain_text("Ended: stopped")
+    expect(page.page.locator("#send")).to_be_visible()
+    expect(other.locator("#welcome")).to_be_visible()
+    expect(other.locator("#status")).to_have_text("")
+
+
 def test_a_reload_in_the_middle_of_a_reply_keeps_what_was_said(serve, tab):
     served = serve(LONG, gate=threading.Event())
     page = tab(served.url).ready()
