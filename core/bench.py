@@ -42,6 +42,7 @@ from core.bench_measured import AUTO, DOMAINS, PEERS, Options, Way
 from core.bench_report import Report, as_json, as_text
 from core.bench_run import (
     BenchError,
+    check_follow_up,
     check_installed,
     hold_session,
     measure,
@@ -63,7 +64,7 @@ from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_s
 from core.prompts import Prompt, load_prompts
 from core.records import Settings
 from core.settings import MAX_DRAFT_TOKENS, VERIFIERS, SettingsError, parse_settings
-from core.terminal import progress_printer
+from core.terminal import printable, progress_printer, put_out, use_utf8
 
 USUAL_K = str(Settings().num_draft_tokens)
 PASS_REPEATS = 30  # of each single pass
@@ -177,6 +178,8 @@ def choose_prompts(count: int) -> list[Prompt]:
 def bench(options: Options, pair: Pair, spec: PairSpec, say: Progress) -> Report:
     """Measures all that ``options`` ask for of the pair that ``spec`` named. Raises LoadError."""
     load_start = load_average()
+    if options.conversation:
+        check_follow_up(pair, options.conversation)  # before anything is measured that would be lost
     prompts = [
         (prompt, encode_chat(pair.tokenizer, [{"role": "user", "content": prompt.prompt}]))
         for prompt in choose_prompts(options.prompts)
@@ -235,6 +238,7 @@ def main(
 ) -> int:
     """The command; returns its exit status, 2 where nothing could be measured. ``load`` gives the pair."""
     given = _parser().parse_args(arguments)
+    use_utf8()
     if given.synthetic:
         return bench_synthetic.run("cuda", json=given.json)
     say = progress_printer(sys.stderr)
@@ -244,17 +248,15 @@ def main(
         check_installed(options.against)
         report = bench(options, load(spec, say), spec, say)
         say("", None)
-        sys.stdout.reconfigure(encoding="utf-8")
-        print(as_text(report), end="")
         if given.json:
             write_json(report, given.json)
     except (BenchError, SettingsError, SpecError, LoadError) as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    return 0
+    return put_out(as_text(report).rstrip("\n"))
 
 
 if __name__ == "__main__":

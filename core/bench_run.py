@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 ASSISTED_K = (2, 4, 8)  # of transformers' assisted generation; it is compared by the best of them
 FLASHSPEC_K = (4,)  # with drafts of the model alone, beside its own strategy
 WARM_UP_TOKENS = 16
+FOLLOW_UP_TOKENS = 8  # of each reply to a conversation
 SESSION_TOKENS = 16  # of each reply of a session
 
 # A prompt with its ids.
@@ -250,6 +251,23 @@ def time_passes(pair: Pair, ids: Sequence[int], max_rows: int, repeats: int) -> 
 # --- Conversations -----------------------------------------------------------------------------------------
 
 
+def check_follow_up(pair: Pair, tokens: int) -> None:
+    """Raises BenchError where a conversation of ``tokens`` ids and its follow-up do not fit the target."""
+    context = pair.target.context_length
+    told = conversation(pair.tokenizer, min(tokens, context))
+    ids = encode_chat(pair.tokenizer, [*told, *_follow_up("")])
+    if len(ids) + 2 * FOLLOW_UP_TOKENS > context:
+        raise BenchError(
+            f"A conversation of {tokens:,} tokens and a follow-up do not fit {pair.info.target}, which has"
+            f" room for {context:,}: ask for a shorter one with --conversation."
+        )
+
+
+def _follow_up(answer: str) -> list[dict[str, str]]:
+    question = "Thank you. And what else comes to your mind about that?"
+    return [{"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+
+
 def conversation(tokenizer: object, tokens: int) -> list[dict[str, str]]:
     """The suite's prompts, each asked and repeated, and a last question: at least ``tokens`` ids."""
     question = {"role": "user", "content": "Go on, please."}
@@ -263,7 +281,7 @@ def conversation(tokenizer: object, tokens: int) -> list[dict[str, str]]:
 
 def time_follow_up(pair: Pair, tokens: int, repeats: int) -> FollowUp:
     """Time to first token of a question after a conversation of ``tokens`` ids: its caches kept, and cold."""
-    settings = parse_settings(temperature=0, max_new_tokens=8, seed=0)
+    settings = parse_settings(temperature=0, max_new_tokens=FOLLOW_UP_TOKENS, seed=0)
 
     def reply(engine: Engine, messages: list[dict[str, str]]) -> Reply:
         return _finished(engine, encode_chat(pair.tokenizer, messages), settings)
@@ -273,8 +291,7 @@ def time_follow_up(pair: Pair, tokens: int, repeats: int) -> FollowUp:
     for _ in range(repeats):
         engine = Engine(pair)
         before = reply(engine, told)
-        asked = [*told, {"role": "assistant", "content": before.visible_text}]
-        asked.append({"role": "user", "content": "Thank you. And what else comes to your mind about that?"})
+        asked = [*told, *_follow_up(before.visible_text)]
         warm.append(reply(engine, asked))
         cold.append(reply(Engine(pair), asked))
     return FollowUp(

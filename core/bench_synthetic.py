@@ -501,7 +501,11 @@ def run(device: str = "cuda", small: bool = False, json: str | None = None) -> i
     """The whole run; returns an exit status, 2 where it cannot be made."""
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
-        print("There is no CUDA card here: give --device cpu with --small.", file=sys.stderr)
+        print(
+            "There is no CUDA card here: python -m core.bench_synthetic --device cpu --small tries it with"
+            " tiny models.",
+            file=sys.stderr,
+        )
         return 2
     if place.type == "cpu" and not small:
         print("A 7B-shaped pair is for a card: give --small with --device cpu.", file=sys.stderr)

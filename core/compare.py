@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -48,7 +49,7 @@ from core.models.spec import SpecError, add_pair_arguments, embedded_spec, pair_
 from core.prompts import Prompt, load_prompts
 from core.records import Settings
 from core.settings import SettingsError, parse_settings
-from core.terminal import printable, progress_printer
+from core.terminal import printable, progress_printer, put_out, use_utf8
 from core.text import PromptError
 
 if TYPE_CHECKING:
@@ -81,14 +82,16 @@ class Step:
 
 def prompts_for(count: object) -> list[Prompt]:
     """The first ``count`` prompts of the suite of code and as many of prose. Raises CompareError."""
-    text = str(count).strip()
-    number = int(float(text)) if text.replace(".0", "").isdigit() else 0
-    if not 1 <= number <= MAX_PROMPTS // 2:
+    try:
+        number = float(str(count).strip())
+    except ValueError:
+        number = math.nan
+    if not (number.is_integer() and 1 <= number <= MAX_PROMPTS // 2):
         raise CompareError(
             f"Prompts of each kind must be a whole number from 1 to {MAX_PROMPTS // 2}, not {count!r}."
         )
     suite = load_prompts()
-    chosen = [[p for p in suite if p.domain == domain][:number] for domain in DOMAINS]
+    chosen = [[p for p in suite if p.domain == domain][: int(number)] for domain in DOMAINS]
     return [prompt for prompts in zip(*chosen, strict=True) for prompt in prompts]
 
 
@@ -228,6 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-record", action="store_true", help="keep nothing in the database")
     add_pair_arguments(parser)
     given = parser.parse_args(arguments)
+    use_utf8()
     say = progress_printer(sys.stderr)
     try:
         settings = parse_settings(
@@ -258,10 +262,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     for problem in last.problems:
         print(printable(problem), file=sys.stderr)
-    print(report(last.comparison))
+    # Kept first: what was measured must not hang on whoever reads standard output.
     kept = given.no_record or not last.comparison.replies or _recorded(last.comparison, given.db)
     written = given.json is None or _written(last.comparison, given.json)
-    return 130 if last.now == "cancelled" else 0 if kept and written else 1
+    said = put_out(report(last.comparison))
+    return 130 if last.now == "cancelled" else said if kept and written else 1
 
 
 def _measured(

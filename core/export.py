@@ -69,6 +69,8 @@ from core.metrics import FIGURE_NAMES, Tally, by_domain, round_domain
 from core.records import Fate, PairInfo, Round, Settings, Token
 from core.store import Store, default_path
 from core.stored import StoredReply, StoreError, read_rounds, reading, reply_from_row, unpack_top
+from core.terminal import printable, put_out, use_utf8
+from core.text import clean_text
 
 Row = dict[str, object]
 
@@ -351,13 +353,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--session", metavar="ID", help="only this conversation")
     parser.add_argument("--db", metavar="FILE", default=default_path(), help="default: %(default)s")
     given = parser.parse_args(arguments)
+    use_utf8()
     try:
-        written = write_csv(given.db, given.what, given.out, given.session)
+        session = given.session and clean_text(given.session)
+        written = write_csv(given.db, given.what, given.out, session)
     except ExportError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 2
-    print(f"{written} rows written to {given.out}.")
-    return 0
+    return put_out(f"{written} rows written to {given.out}.")
 
 
 if __name__ == "__main__":

@@ -52,14 +52,24 @@ from core.models.errors import LoadError
 from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
 from core.records import EXACT_VERIFIERS, Fate, PairInfo, Reply, Round, Settings, Token, writes_exactly
 from core.settings import LOSSY, SettingsError, parse_settings
-from core.terminal import PlainWriter, RedlineWriter, legend, printable, progress_printer
+from core.terminal import (
+    BROKEN_PIPE,
+    PlainWriter,
+    RedlineWriter,
+    legend,
+    let_go_of_output,
+    not_written,
+    printable,
+    progress_printer,
+    use_utf8,
+)
 from core.text import PromptError, clean_text
 
 if TYPE_CHECKING:
     from core.models.pair import Pair
 
 ROLES = ("system", "user", "assistant")
-BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 2, 130, 141  # exit statuses; the last two as shells report signals
+BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses; the second as a shell reports the signal
 
 # What a line of JSON cannot hold raw: characters a terminal acts on, and line separators that would split it.
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029]")
@@ -380,11 +390,6 @@ def answer(pair: Pair, request: Request) -> int:
     return {"cancelled": INTERRUPTED, "error": 1}.get(reply.finish_reason, 0)
 
 
-def _let_go_of_output() -> None:
-    """Python flushes standard output once more at its end: let that go nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def _measured(pair: Pair, request: Request, progress: Progress) -> Request:
     """The request, with K fixed where what passes cost cannot be measured."""
     from core.calibration import costs_if_any
@@ -408,10 +413,7 @@ def _load(spec: PairSpec, progress: Progress) -> Pair:
 
 def main(arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progress], Pair] = _load) -> int:
     """The command; returns its exit status. ``load(spec, progress)`` gives the pair."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name) or open(os.devnull, "w")  # a shell may close them
-        stream.reconfigure(encoding="utf-8", errors="replace")  # whatever the locale says
-        setattr(sys, name, stream)
+    use_utf8()
     try:
         request = parse_request(arguments)
         progress = progress_printer(sys.stderr)
@@ -427,9 +429,7 @@ def main(arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progr
         except BrokenPipeError:
             raise
         except OSError as error:  # of writing: the engine puts its own faults into the reply
-            _let_go_of_output()
-            print(f"Standard output cannot be written: {error.strerror.lower()}.", file=sys.stderr)
-            return 1
+            return not_written(error)
     except (InputError, SettingsError, SpecError, PromptError, LoadError) as error:
         print(printable(str(error)), file=sys.stderr)
         return BAD_INPUT
@@ -437,7 +437,7 @@ def main(arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progr
         print(file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        _let_go_of_output()
+        let_go_of_output()
         return BROKEN_PIPE
 
 

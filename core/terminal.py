@@ -7,7 +7,9 @@ cursor, ring the bell or retitle the window. Knows the records, no engine and no
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections import deque
 from collections.abc import Callable
 from typing import TextIO
@@ -33,7 +35,45 @@ MEANINGS: dict[Fate, str] = {
     Fate.PLAIN: "the target alone",
 }
 
+BROKEN_PIPE = 141  # the exit status where the reader of standard output went away, as a shell has it
+
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def use_utf8() -> None:
+    """Standard output and error in UTF-8 whatever the locale says; into nothing where a shell closed them."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")
+        stream.reconfigure(encoding="utf-8", errors="replace")
+        setattr(sys, name, stream)
+
+
+def put_out(text: str) -> int:
+    """Prints what a command has found and gives its exit status.
+
+    That is ``BROKEN_PIPE`` where nobody reads any more; 1, with a sentence, where standard output cannot be
+    written.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        let_go_of_output()
+        return BROKEN_PIPE
+    except OSError as error:
+        return not_written(error)
+    return 0
+
+
+def not_written(error: OSError) -> int:
+    """Says that standard output cannot be written; an exit status."""
+    let_go_of_output()
+    print(f"Standard output cannot be written: {(error.strerror or str(error)).lower()}.", file=sys.stderr)
+    return 1
+
+
+def let_go_of_output() -> None:
+    """Python flushes standard output once more at its end: let that go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def printable(text: str) -> str:

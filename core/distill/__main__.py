@@ -11,6 +11,7 @@ user's own (``core.distill.sources``). Knows the command line; ``core.distill.ru
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from core.models import Progress
 from core.models.draft_file import KINDS
 from core.models.errors import LoadError
 from core.models.spec import EMBEDDED
-from core.terminal import progress_printer
+from core.terminal import progress_printer, put_out, use_utf8
 
 HELD_OUT = Path(__file__).resolve().parents[2] / "data" / "heldout.npz"  # of the embedded target
 
@@ -61,7 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--steps, --tokens, --head-ids and --save-every begin at 1")
     if options.layers is not None and options.layers < 1:
         parser.error("--layers begins at 1")
+    use_utf8()
     progress = progress_printer(sys.stderr)
+    place = options.out  # or what there is of it: before hours of work that could not be kept
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        sys.exit(f"{options.out} cannot be made or written into: name another folder with --out.")
     from core.distill.train import TrainingError  # torch takes a second to import
 
     try:
@@ -73,9 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         progress("", None)
         sys.exit("Broken off: the same command goes on from the last checkpoint.")
     progress("", None)
-    for domain, alpha in found.items():
-        print(f"alpha on held-out {domain}: {alpha}")
-    print(f"{options.out}: run it with --target {options.target} --draft {options.out}")
+    said = [f"alpha on held-out {domain}: {alpha}" for domain, alpha in found.items()]
+    said.append(f"{options.out}: run it with --target {options.target} --draft {options.out}")
+    if status := put_out("\n".join(said)):
+        sys.exit(status)
 
 
 def _run(options: argparse.Namespace, progress: Progress) -> dict:

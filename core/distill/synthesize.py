@@ -139,9 +139,8 @@ def synthesize(
             )
             size = min(SHARD, count - done)
             for finished in _write(model, frame.before, chats, size, slots, cohort):
-                progress(
-                    f"Writing chats: {done + finished:,} of {count:,}", min(1.0, (done + finished) / count)
-                )
+                written = min(done + finished, count)  # those begun together end together, a few more
+                progress(f"Writing chats: {written:,} of {count:,}", written / count)
             Corpus.of(chats.finished).save(path)
     return shards
 

@@ -52,6 +52,14 @@ def test_an_unknown_pair_is_one_sentence(capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("tokens", ["120", "99999999"])
+def test_a_conversation_that_does_not_fit_is_refused_before_anything_is_measured(tmp_path, tokens, capsys):
+    target = write_model(tmp_path / "target", "llama", 1)
+    assert main(["--target", str(target), "--conversation", tokens]) == 2
+    said = capsys.readouterr()
+    assert "do not fit" in said.err and "room for 128" in said.err and "Measuring" not in said.err
+
+
 def test_synthetic_is_another_measurement(monkeypatch):
     asked = []
     monkeypatch.setattr(

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import dataclasses
 import json
+import os
 import signal
 import threading
 
@@ -129,7 +130,7 @@ def test_nothing_to_compare_is_one_sentence():
         next(compare(engine(), ["plain"], prompts_for(1), SETTINGS))
     with pytest.raises(CompareError, match="K = 0"):
         next(compare(engine(), ["model"], prompts_for(1), dataclasses.replace(SETTINGS, num_draft_tokens=0)))
-    for count in ("none", 0, 11, 1.5):
+    for count in ("none", 0, 11, 1.5, "\u00b2", "9" * 400, "nan", ""):
         with pytest.raises(CompareError, match="whole number from 1 to 10"):
             prompts_for(count)
 
@@ -199,3 +200,17 @@ def test_the_command_compares_and_keeps_the_run(tmp_path, monkeypatch, capsys):
     assert main(["--drafters", "hydra"]) == 2
     assert "no drafter 'hydra'" in capsys.readouterr().err
     assert main(["--k", "99"]) == 2 and "whole number from 0 to 16" in capsys.readouterr().err
+
+
+def test_what_was_measured_is_kept_whoever_reads_the_table(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("core.models.load.load_pair", lambda spec, say: engine().pair)
+    out, db = tmp_path / "table.json", tmp_path / "redline.db"
+    how = ["--drafters", "model", "--prompts", "1", "--max-new-tokens", "8"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w", encoding="ascii") as nobody:  # nor has ASCII an alpha
+        monkeypatch.setattr("sys.stdout", nobody)
+        assert main([*how, "--json", str(out), "--db", str(db)]) == 141
+    assert "Error" not in capfd.readouterr().err
+    with contextlib.closing(Store(db)) as store:
+        assert len(store.comparisons()) == 1 and out.exists()

@@ -123,6 +123,10 @@ def test_what_is_refused_in_words(here, tmp_path, capsys, monkeypatch):
         with pytest.raises(SystemExit):
             main(wrong)
         assert sentence in capsys.readouterr().err
+    (tmp_path / "file").write_text("in the way")
+    for out in (tmp_path / "file", tmp_path / "file" / "in it"):
+        with pytest.raises(SystemExit, match="file.* cannot be made or written into"):
+            main(["--kind", "model", "--out", str(out), "--synthesize", "4"])
     monkeypatch.setenv("REDLINE_DB", str(tmp_path / "none.db"))
     target = str(here / "target")
     with pytest.raises(SystemExit, match="none.db"):

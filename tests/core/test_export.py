@@ -462,6 +462,12 @@ def test_an_unknown_session_gets_a_sentence(store, tmp_path, capsys):
     assert not (tmp_path / "x.csv").exists()
 
 
+def test_a_session_of_bytes_that_are_no_text_gets_a_sentence(store, tmp_path, capsys):
+    arguments = ["--what", "tokens", "--out", str(tmp_path / "x.csv"), "--db", str(store.path)]
+    assert main([*arguments, "--session", "\udcff"]) == 2
+    assert capsys.readouterr().err == f"There is no session \ufffd in {store.path}.\n"
+
+
 def test_no_database_gets_a_sentence_and_is_not_made(tmp_path, capsys):
     arguments = ["--what", "tokens", "--out", str(tmp_path / "x.csv"), "--db", str(tmp_path / "none.db")]
     assert main(arguments) == 2
