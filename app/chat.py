@@ -275,26 +275,31 @@ class Chat:
         return self._opened(self._instead_of(self._conversation(session), _page(request)))
 
     def _instead_of(self, old: Conversation, page: str) -> Conversation:
-        """An empty conversation, shown and instructed as ``old`` was, to which the page turns."""
+        """An empty conversation, shown and instructed as ``old`` was, to which the page turns.
+
+        If it has turned away already, what it shows.
+        """
+        now = self.desk.shown(page, old)
+        if now is not old:
+            return now
         new = self.desk.new()
         new.view, new.system = old.view, old.system
-        old.leave(page, new)
+        self.desk.turn(page, old, new)
         return new
 
     def switch(self, request: gr.Request | None, view: str, session: str) -> dict:
         """Show replies the other way, up to date. A reply in progress goes on in the view shown."""
-        conversation = self._conversation(session).now(_page(request))
+        conversation = self.desk.shown(_page(request), self._conversation(session))
         conversation.view = READ if view == READ else REDLINE
         return {**self._views(conversation), self.browser: remembered(conversation)}
 
     def erase(self, request: gr.Request | None, doomed: str, session: str) -> dict:
         conversation = self._conversation(session)
-        # First: nothing of a reply under way may come back to the page.
-        new = self._instead_of(conversation, _page(request))
         if doomed == "all" and self.desk.personal:
             self.desk.forget_everything()
         elif doomed:
             self.desk.forget(conversation)
+        new = self._instead_of(conversation, _page(request))
         return {**self._opened(new), **self.record.answered()}
 
     def last_text(self, session: str) -> str:
@@ -373,18 +378,20 @@ class Chat:
         that one: so what the page shows now comes last, behind all of them. A conversation that another page
         deleted is left, too.
         """
+
+        def left() -> bool:
+            return conversation.deleted or self.desk.shown(page, conversation) is not conversation
+
         with contextlib.closing(updates):
-            while page not in conversation.left:
+            while not left():
                 try:
                     update = next(updates)
                 except StopIteration:
                     break
-                if page not in conversation.left:
+                if not left():
                     yield update
-        if conversation.deleted and page not in conversation.left:
-            self._instead_of(conversation, page)
-        if page in conversation.left:
-            yield self._opened(conversation.now(page))
+        if left():
+            yield self._opened(self._instead_of(conversation, page))
 
     def _write(
         self,

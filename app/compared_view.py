@@ -14,7 +14,7 @@ from core.compare import Step
 from core.compared import DOMAINS, PLAIN, SPEEDUP, Comparison, Row, table
 from core.domain_table import Estimate
 from core.drafters.names import DRAFTERS
-from core.records import Settings
+from core.records import EXACT_VERIFIERS, Settings
 
 # name, heading, small print, digits, factor
 COLUMNS = (
@@ -31,8 +31,8 @@ LEAST_SCALE = 1.5  # speed-ups that the bars have room for at least
 
 def rule_name(verifier: str) -> str:
     """How drafts are judged, in few words."""
-    said = {"token": "token by token", "block": "block by block"}
-    return said.get(verifier) or f"{verifier.replace('-', ' ')}, not exact"
+    exact = verifier in EXACT_VERIFIERS
+    return f"{verifier} by {verifier}" if exact else f"{verifier.replace('-', ' ')}, not exact"
 
 
 def title(comparison: Comparison) -> str:

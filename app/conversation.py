@@ -15,7 +15,7 @@ import logging
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakValueDictionary
@@ -96,8 +96,8 @@ class Conversation:
     """One conversation of one browser. ``view`` is how its replies are shown: "redline" or "read".
 
     ``key`` is random, and whoever knows it may see the conversation: the browser it belongs to.
-    ``left`` names the pages that have turned to another one, and which that is; ``deleted``: it was to be
-    forgotten.
+    ``deleted``: it was to be forgotten. ``entering`` is held while something of it is entered into the record
+    or it is marked as deleted.
     """
 
     def __init__(self, key: str, system: str = "", recorded: bool = False):
@@ -106,8 +106,8 @@ class Conversation:
         self.view = "redline"
         self.turns: list[Turn] = []
         self.writing: Answer | None = None
-        self.left: dict[str, Conversation] = {}
         self.deleted = False
+        self.entering = threading.Lock()
         self._claim = threading.Lock()  # held by whoever writes
         self._next = threading.Lock()  # held by the one that waits for it
 
@@ -175,18 +175,6 @@ class Conversation:
         answer.done.wait()
         self._claim.release()
 
-    def leave(self, page: str, other: Conversation) -> None:
-        """The page turns to another conversation: stop, and show it nothing of this one any more."""
-        self.left[page] = other
-        self.stop()
-
-    def now(self, page: str) -> Conversation:
-        """What the page shows that once showed this one."""
-        conversation = self
-        while page in conversation.left:
-            conversation = conversation.left[page]
-        return conversation
-
     def stop(self) -> None:
         """Ask the reply in progress to end after the round in flight; what was said is kept."""
         if self.writing is not None:
@@ -219,6 +207,9 @@ class Desk:
         self.loader, self.store, self.personal, self.notices = loader, store, personal, tuple(notices)
         self._conversations: OrderedDict[str, Conversation] = OrderedDict()
         self._answers: WeakValueDictionary[str, Answer] = WeakValueDictionary()
+        # What pages show that turned away from a conversation.
+        self._turned: WeakValueDictionary[str, Conversation] = WeakValueDictionary()
+        self.also_forget: list[Callable[[], None]] = []  # called when everything is forgotten
         self._lock = threading.Lock()
         self._logged: str | None = None
         self._made: set[tuple[PairInfo, str | None]] = set()  # drafters that were asked of pairs
@@ -264,9 +255,23 @@ class Desk:
         stored = self.store.conversation(key)
         return None if stored is None else self._keep(rebuild(stored))
 
+    def turn(self, page: str, old: Conversation, new: Conversation) -> None:
+        """The page turns from one conversation to another: stop, and show it nothing more of the old one."""
+        if page:
+            self._turned[page] = new
+        old.stop()
+
+    def shown(self, page: str, conversation: Conversation) -> Conversation:
+        """What the page shows now: ``conversation``, unless it has turned to another one."""
+        now = self._turned.get(page)
+        if now is None or now.deleted or now.key == conversation.key:
+            return conversation
+        return now
+
     def forget(self, conversation: Conversation) -> None:
         """Delete one conversation, from memory and from the record."""
-        conversation.deleted = True
+        with conversation.entering:
+            conversation.deleted = True
         conversation.stop()
         with self._lock:
             for key in [key for key, kept in self._conversations.items() if kept is conversation]:
@@ -280,8 +285,11 @@ class Desk:
             conversations = list(self._conversations.values())
             self._conversations.clear()
         for conversation in conversations:
-            conversation.deleted = True
+            with conversation.entering:
+                conversation.deleted = True
             conversation.stop()
+        for forget in self.also_forget:
+            forget()
         self.store.delete_all()
 
     def details(self, key: str, i: int) -> dict:
@@ -438,8 +446,11 @@ class Desk:
         settings = dataclasses.replace(settings, stop=stops)
         key = uuid.uuid4().hex
         answer = Answer(key, kind, settings, domain, pair.info, prompt, pair.tokenizer, pair.costs)
-        if record:
-            answer.key = self._record(conversation, answer)
+        with conversation.entering:
+            if conversation.deleted:  # while it was begun: nothing of it may come back
+                raise Refused("This conversation was deleted.")
+            if record:
+                answer.key = self._record(conversation, answer)
         turn.answers.append(answer)
         self._answers[answer.key] = answer
         conversation.writing = answer

@@ -94,6 +94,15 @@ class Runner:
         if run is not None and run.owner == owner:
             run.cancel.set()
 
+    def forget(self, comparison_id: str | None = None) -> None:
+        """Forget what was measured in that comparison, or in all; one that runs goes on."""
+        with self._lock:
+            for owner, run in list(self._runs.items()):
+                measured = run.step.comparison.id if run.step is not None else None
+                if run is not self.running and comparison_id in (None, measured):
+                    del self._runs[owner]
+            self.number += 1
+
     def _run(self, run: Run, engine: Any, drafters, prompts, settings: Settings) -> None:
         try:
             for step in compare(engine, drafters, prompts, settings, run.cancel):
@@ -119,6 +128,7 @@ class DraftersTab:
 
     def __init__(self, desk: Desk):
         self.desk, self.runner = desk, Runner(desk)
+        desk.also_forget.append(self.runner.forget)
         with gr.Column(elem_id="drafters"):
             gr.HTML(HEAD, apply_default_css=False)
             with gr.Column(elem_id="compare-form"):
@@ -158,7 +168,7 @@ class DraftersTab:
                 [(rule_name(name), name) for name in VERIFIERS],
                 value=usual.verifier,
                 label="Verification",
-                info="who judges the drafts",
+                info="how drafts are judged",
                 filterable=False,
                 elem_id="compare-verifier",
                 min_width=170,
@@ -242,9 +252,6 @@ class DraftersTab:
             return {self._seen: seen}
         run = self.runner.of(self._owner(request))
         own = running is not None and running is run
-        kept = self.desk.store.comparisons(SHOWN) if not own and self.desk.personal else []
-        if run is not None and not own and self._is_deleted(run, kept):
-            run = None
         update = {
             self._seen: number,
             self.progress: self._progress(run, own, running is not None),
@@ -255,20 +262,13 @@ class DraftersTab:
         if found is not None and not found.replies:
             found = None
         if not own and self.desk.personal:
+            kept = self.desk.store.comparisons(SHOWN)
             found = found or (kept[0] if kept else None)
             chosen = opened or (found.id if found else None)
             update[self.earlier] = _list(kept, chosen)
         if opened is None and found is not None:
             update[self.result] = result(found)
         return update
-
-    def _is_deleted(self, run: Run, kept: Sequence[Comparison]) -> bool:
-        """Whether what a run measured is on record no more, where the record can be trusted to say so."""
-        store = self.desk.store
-        measured = run.step is not None and run.step.comparison.replies
-        if not measured or not self.desk.personal or not store.recording or store.problem is not None:
-            return False
-        return all(one.id != run.step.comparison.id for one in kept)
 
     def open(self, comparison_id: str | None) -> dict:
         """An earlier comparison. The record is everybody's: only where the page is one person's."""
@@ -284,6 +284,7 @@ class DraftersTab:
         if not self.desk.personal:
             return {self._opened: None}
         if comparison_id:
+            self.runner.forget(comparison_id)
             self.desk.store.delete_comparison(comparison_id)
         kept = self.desk.store.comparisons(SHOWN)
         newest = kept[0] if kept else None

@@ -236,7 +236,10 @@ def write_json(report: Report, path: str) -> None:
 def main(
     arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progress], Pair] = load_pair
 ) -> int:
-    """The command; returns its exit status, 2 where nothing could be measured. ``load`` gives the pair."""
+    """The command; returns its exit status. ``load`` gives the pair.
+
+    2 where nothing could be measured or the JSON not be written, else that of ``core.terminal.put_out``.
+    """
     given = _parser().parse_args(arguments)
     use_utf8()
     if given.synthetic:
@@ -248,15 +251,20 @@ def main(
         check_installed(options.against)
         report = bench(options, load(spec, say), spec, say)
         say("", None)
-        if given.json:
-            write_json(report, given.json)
     except (BenchError, SettingsError, SpecError, LoadError) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-    return put_out(as_text(report).rstrip("\n"))
+    kept = 0
+    if given.json:
+        try:
+            write_json(report, given.json)
+        except BenchError as error:
+            print(printable(str(error)), file=sys.stderr)
+            kept = 2
+    return put_out(as_text(report).rstrip("\n")) or kept
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import Fate, Round, Settings
 from core.synthetic import LARGE, SMALL, NoText, random_decoder, random_model, scripted_pair, weight_bytes
+from core.terminal import put_out, use_utf8
 
 ACCEPTANCE = (0.6, 0.8)
 MOST = 8  # the largest K
@@ -375,7 +376,7 @@ class Report:
         return self.seconds > LIMIT_SECONDS
 
     def say(self, line: str = "") -> None:
-        print(line, flush=True)
+        put_out(line)  # the figures are kept whether or not somebody reads on
 
 
 def _machine(device: torch.device) -> dict[str, str | None]:
@@ -543,6 +544,7 @@ def _write(figures: dict, path: str) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    use_utf8()
     parser = argparse.ArgumentParser(
         prog="python -m core.bench_synthetic", description="Measure a random pair on a CUDA card."
     )

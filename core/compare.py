@@ -260,11 +260,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("", None)
         return 130
-    for problem in last.problems:
-        print(printable(problem), file=sys.stderr)
-    # Kept first: what was measured must not hang on whoever reads standard output.
+    # Kept first: what was measured must not hang on whoever reads what is said.
     kept = given.no_record or not last.comparison.replies or _recorded(last.comparison, given.db)
     written = given.json is None or _written(last.comparison, given.json)
+    for problem in last.problems:
+        print(printable(problem), file=sys.stderr)
     said = put_out(report(last.comparison))
     return 130 if last.now == "cancelled" else said if kept and written else 1
 

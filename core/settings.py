@@ -80,7 +80,7 @@ def _threshold(value: object, verifier: str) -> float | None:
 
 
 def parse_flag(name: str, value: object) -> bool:
-    """A switch. Raises SettingsError for what is neither true nor false: "no" would count as true."""
+    """A switch; None is off. Raises SettingsError for what is neither true nor false: "no" would be on."""
     if value not in (True, False, None):
         raise SettingsError(f"{name} must be true or false, not {_shown(value)}.")
     return bool(value)

@@ -12,12 +12,12 @@ Rules:
   only by its ``finish_reason``, and that is written only together with, or after, all of its rounds.
 - A round that cannot be written is held in memory, and later rounds of that reply behind it, without trying
   again at each; when the reply ends everything held is tried once more. If that fails too, what is held is
-  dropped: the file keeps the beginning, which reads as ``interrupted``. Messages and conversations that could
-  not be written are held until a later write succeeds (at most ``MAX_HELD_MESSAGES``), so that no turn is
-  missing before a later one.
+  dropped: the file keeps the beginning, which reads as ``interrupted``. Messages, conversations and
+  comparisons that could not be written are held until a later write succeeds (at most ``MAX_HELD_MESSAGES``),
+  so that no turn is missing before a later one.
 - With ``recording`` off nothing is written. Switching it off in the middle of a reply ends the record of that
   reply there; one that began while it was off is never recorded.
-- Deleting wins: what still arrives for a reply that was deleted is dropped.
+- Deleting wins: what still arrives for a reply that was deleted is dropped, and so is what is held of it.
 - A database made by a later Redline is not touched.
 - Text that UTF-8 or SQL tools cannot hold is cleaned before it is stored (see ``core.text.clean_text``).
 - Deleted text is really gone: freed pages are overwritten and the write-ahead log is emptied.
@@ -470,21 +470,17 @@ class Store:
 
     def _delete(self, job: Job, owner: str | None) -> bool:
         """Deletes a conversation or comparison, also what is not written yet of it; None is everything."""
-        everything = owner is None
         with self._lock:
-            self._open = {
-                key: reply
-                for key, reply in self._open.items()
-                if not everything and reply.conversation_id != owner
-            }
-            self._held = [held for held in self._held if not everything and held[0] != owner]
+            stays = {key: r for key, r in self._open.items() if owner not in (None, r.conversation_id)}
+            self._open = stays
+            self._held = [held for held in self._held if owner not in (None, held[0])]
             if not self.path.exists():
                 return True
             if not self._transaction([job], purpose="deleted"):
                 return False
             try:
                 connection = self._connect()
-                if everything:
+                if owner is None:
                     connection.execute("VACUUM")
                 (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except (sqlite3.Error, OSError, StoreError) as error:

@@ -7,6 +7,7 @@ cursor, ring the bell or retitle the window. Knows the records, no engine and no
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -204,19 +205,21 @@ def _reading_order(round_: Round) -> list[Token]:
 def progress_printer(out: TextIO) -> Callable[[str, float | None], None]:
     """A loader's ``progress``: one line rewritten in place on a terminal, elsewhere a line a sentence.
 
-    Call it with an empty sentence when all is loaded, which clears the line on a terminal.
+    Call it with an empty sentence when all is loaded, which clears the line on a terminal. Work goes on where
+    nobody can be told of it any more.
     """
     in_place = out.isatty()
     previous = ""
 
     def progress(sentence: str, fraction: float | None) -> None:
         nonlocal previous
-        if in_place:
-            percent = "" if fraction is None else f" {fraction:.0%}"
-            out.write(f"\r\x1b[K{sentence}{percent}")
-        elif sentence and sentence != previous:
-            out.write(f"{sentence}\n")
-        previous = sentence
-        out.flush()
+        with contextlib.suppress(OSError):
+            if in_place:
+                percent = "" if fraction is None else f" {fraction:.0%}"
+                out.write(f"\r\x1b[K{sentence}{percent}")
+            elif sentence and sentence != previous:
+                out.write(f"{sentence}\n")
+            previous = sentence
+            out.flush()
 
     return progress

@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     use_utf8()
     progress = progress_printer(sys.stderr)
     place = options.out  # or what there is of it: before hours of work that could not be kept
-    while not place.exists():
+    while not os.path.exists(place):  # Path.exists raises inside a folder that may not be entered
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         sys.exit(f"{options.out} cannot be made or written into: name another folder with --out.")

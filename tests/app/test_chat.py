@@ -42,6 +42,9 @@ PANEL = (
 )  # in the order of settings_panel.inputs
 
 
+ANN, BEN = (SimpleNamespace(session_hash=name) for name in ("ann", "ben"))  # two pages
+
+
 @pytest.fixture
 def chat(tmp_path: Path) -> Chat:
     loader = Loader(lambda spec, progress: None)
@@ -54,17 +57,33 @@ def chat(tmp_path: Path) -> Chat:
 def test_a_reply_that_is_deleted_while_it_is_written_does_not_come_back(chat, doomed):
     conversation = chat.desk.new()
     conversation.view = READ
-    updates = chat.ask(None, "Forget this.", conversation.key, {}, "Be brief.", *PANEL)
+    updates = chat.ask(ANN, "Forget this.", conversation.key, {}, "Be brief.", *PANEL)
     next(updates), next(updates)
-    page = chat.erase(None, doomed, conversation.key)
+    page = chat.erase(ANN, doomed, conversation.key)
     (last,) = updates
     assert last[chat.session] == page[chat.session] and last[chat.redline] == page[chat.redline]
     assert page[chat.redline]["value"] == "" and page[chat.read]["value"] == []
     assert page[chat.browser]["view"] == READ and page[chat.session] != conversation.key
     assert chat.desk.store.list_conversations() == ()
+    new = chat.desk.open(page[chat.session])
+    updates = list(chat.ask(ANN, "Go on.", new.key, page[chat.browser], "", *PANEL))
+    assert updates[-1][chat.session] == new.key and new.view == READ and len(new.turns) == 1
 
 
-ANN, BEN = (SimpleNamespace(session_hash=name) for name in ("ann", "ben"))  # two pages
+@pytest.mark.parametrize("doomed", ["one", "all"])
+def test_a_question_that_is_deleted_while_it_is_begun_is_not_recorded(chat, monkeypatch, doomed):
+    conversation = chat.desk.new()
+    list(chat.ask(ANN, "First.", conversation.key, {}, "", *PANEL))
+    engine = chat.desk._engine
+
+    def slow(drafter):
+        chat.erase(BEN, doomed, conversation.key)
+        return engine(drafter)
+
+    monkeypatch.setattr(chat.desk, "_engine", slow)
+    (last,) = chat.ask(ANN, "Second.", conversation.key, {}, "", *PANEL)
+    assert last[chat.welcome]["visible"] and last[chat.session] != conversation.key
+    assert chat.desk.store.list_conversations() == ()
 
 
 def test_a_page_sees_the_end_of_a_reply_that_another_page_left(chat):

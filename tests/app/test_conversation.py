@@ -403,9 +403,11 @@ def test_what_was_deleted_is_gone_from_memory_and_record(store):
     desk = desk_of(ToyEngine(TEXT), store)
     kept, gone = desk.new(), desk.new()
     ask(desk, kept, "Keep this.")
+    desk.turn("a page", kept, gone)
     answer = ask(desk, gone, "Forget this.")
     key, reply_key = gone.key, answer.key
     desk.forget(gone)
+    assert desk.shown("a page", kept) is kept
     assert desk.open(key) is None and desk.open(kept.key) is kept
     del gone, answer
     gc.collect()

@@ -3,6 +3,7 @@
 import io
 import itertools
 import re
+import sys
 
 import pytest
 
@@ -15,6 +16,8 @@ from core.terminal import (
     mark,
     printable,
     progress_printer,
+    put_out,
+    use_utf8,
 )
 from tests.core.builders import reply_of, round_of, rounds_of, token
 
@@ -162,3 +165,20 @@ def test_progress_elsewhere_is_a_line_a_sentence():
     progress("Reading", None)
     progress("", None)
     assert out.getvalue() == "Downloading\nReading\n"
+
+
+def test_progress_that_nobody_reads_ends_no_work():
+    class Gone(io.StringIO):
+        def flush(self):
+            raise BrokenPipeError
+
+    progress_printer(Gone())("Downloading", 0.1)
+
+
+def test_what_a_command_found_goes_out_in_utf8_or_into_nothing(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr("sys.stderr", None)
+    use_utf8()
+    assert put_out("α") == 0 and raw.getvalue() == "α\n".encode()
+    print("said into nothing", file=sys.stderr)
