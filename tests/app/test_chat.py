@@ -10,10 +10,11 @@ import pytest
 
 from app import zero_gpu
 from app.answer import Answer
-from app.chat import READ, Chat, status
+from app.chat import Chat, status
 from app.conversation import FIRST, Desk
 from app.loading import Loader, LoadingState
 from app.settings_panel import SettingsPanel
+from app.sheet import READ
 from core.chat import Prompt
 from core.records import Settings
 from core.store import Store
@@ -81,7 +82,8 @@ def test_a_question_that_is_deleted_while_it_is_begun_is_not_recorded(chat, monk
         return engine(drafter)
 
     monkeypatch.setattr(chat.desk, "_engine", slow)
-    (last,) = chat.ask(ANN, "Second.", conversation.key, {}, "", *PANEL)
+    with pytest.warns(UserWarning, match="This conversation was deleted"):  # said on the page
+        (last,) = chat.ask(ANN, "Second.", conversation.key, {}, "", *PANEL)
     assert last[chat.welcome]["visible"] and last[chat.session] != conversation.key
     assert chat.desk.store.list_conversations() == ()
 
