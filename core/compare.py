@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import logging
-import math
 import os
 import signal
 import sys
@@ -48,7 +47,7 @@ from core.models.errors import LoadError
 from core.models.spec import SpecError, add_pair_arguments, embedded_spec, pair_spec
 from core.prompts import Prompt, load_prompts
 from core.records import Settings
-from core.settings import SettingsError, parse_settings
+from core.settings import SettingsError, parse_integer, parse_settings
 from core.terminal import printable, progress_printer, put_out, use_utf8
 from core.text import PromptError
 
@@ -83,15 +82,11 @@ class Step:
 def prompts_for(count: object) -> list[Prompt]:
     """The first ``count`` prompts of the suite of code and as many of prose. Raises CompareError."""
     try:
-        number = float(str(count).strip())
-    except ValueError:
-        number = math.nan
-    if not (number.is_integer() and 1 <= number <= MAX_PROMPTS // 2):
-        raise CompareError(
-            f"Prompts of each kind must be a whole number from 1 to {MAX_PROMPTS // 2}, not {count!r}."
-        )
+        number = parse_integer("Prompts of each kind", count, 1, MAX_PROMPTS // 2)
+    except SettingsError as error:
+        raise CompareError(str(error)) from None
     suite = load_prompts()
-    chosen = [[p for p in suite if p.domain == domain][: int(number)] for domain in DOMAINS]
+    chosen = [[p for p in suite if p.domain == domain][:number] for domain in DOMAINS]
     return [prompt for prompts in zip(*chosen, strict=True) for prompt in prompts]
 
 

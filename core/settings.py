@@ -49,7 +49,8 @@ def _number(name: str, value: object, low: float, high: float) -> float:
     return number
 
 
-def _integer(name: str, value: object, low: int, high: int) -> int:
+def parse_integer(name: str, value: object, low: int, high: int) -> int:
+    """A whole number, also as a form field delivers it. Raises SettingsError with its limits."""
     text = str(value).strip()
     try:
         number = int(text)
@@ -93,7 +94,7 @@ def parse_seed(value: object) -> int:
     """
     if value is None or str(value).strip() in ("", "-1", "-1.0"):
         return secrets.randbelow(2**31)
-    return _integer("Seed", value, 0, MAX_SEED)
+    return parse_integer("Seed", value, 0, MAX_SEED)
 
 
 def parse_stop(value: object) -> tuple[str, ...]:
@@ -134,7 +135,7 @@ def parse_settings(
     """Checked settings. Raises SettingsError with one sentence naming the first bad field."""
     return Settings(
         temperature=_number("Temperature", temperature, 0, 2),
-        top_k=_integer("Top-k", 0 if top_k in (None, "") else top_k, 0, 2**31 - 1),
+        top_k=parse_integer("Top-k", 0 if top_k in (None, "") else top_k, 0, 2**31 - 1),
         top_p=_number("Top-p", 1.0 if top_p in (None, "") else top_p, 0, 1),
         min_p=_number("Min-p", 0.0 if min_p in (None, "") else min_p, 0, 1),
         repetition_penalty=_number(
@@ -143,12 +144,12 @@ def parse_settings(
             MIN_REPETITION_PENALTY,
             MAX_REPETITION_PENALTY,
         ),
-        num_draft_tokens=(most := _integer("Draft tokens (K)", num_draft_tokens, 0, MAX_DRAFT_TOKENS)),
+        num_draft_tokens=(most := parse_integer("Draft tokens (K)", num_draft_tokens, 0, MAX_DRAFT_TOKENS)),
         auto_draft_tokens=parse_flag("Automatic K", auto_draft_tokens) and most > 0,
-        max_new_tokens=_integer("Maximum new tokens", max_new_tokens, 1, MAX_NEW_TOKENS),
+        max_new_tokens=parse_integer("Maximum new tokens", max_new_tokens, 1, MAX_NEW_TOKENS),
         stop=parse_stop(stop),
         seed=parse_seed(seed),
         verifier=_choice("Verifier", verifier, VERIFIERS),
         acceptance_threshold=_threshold(acceptance_threshold, verifier),
-        tree_width=_integer("Tree width", tree_width, 1, MAX_TREE_WIDTH),
+        tree_width=parse_integer("Tree width", tree_width, 1, MAX_TREE_WIDTH),
     )
