@@ -2,7 +2,8 @@
 
 Marks are SGR attributes (ECMA-48); colour repeats what they say, so that they read the same where
 ``NO_COLOR`` takes the colour away. Model text goes through ``printable``: it cannot move the
-cursor, ring the bell or retitle the window. Knows the records, no engine and no command line.
+cursor, ring the bell or retitle the window. Also how every command speaks: in UTF-8, and on standard output
+that may be closed, full or read no more. Knows the records, no engine and no command line.
 """
 
 from __future__ import annotations
