@@ -24,7 +24,7 @@ READS = 7  # of each buffer; the best counts, since others' work only adds to it
 RESIDENT_READS = 50
 # Objects that are looked into for weights: those of packages that define models or their products.
 _PACKAGES = ("core", "bitsandbytes", "transformers")
-_FOR_PROMPTS = ("dense",)  # weights of core.models.linear that no pass over few rows reads
+_FOR_PROMPTS = ("beside",)  # weights of core.models.linear that no pass over few rows reads
 
 
 def processor_name() -> str:
@@ -156,6 +156,9 @@ def _tensors(thing: object, seen: set[int]) -> Iterator[torch.Tensor]:
         inside = thing
     elif isinstance(thing, functools.partial):
         inside = (thing.func, *thing.args, *thing.keywords.values())
+    elif isinstance(thing, torch.ScriptObject):  # packed for FBGEMM or QNNPACK
+        weight = torch.ops.quantized.linear_unpack(thing)[0]
+        inside = (weight.int_repr(), weight.q_per_channel_scales())
     elif closure := getattr(thing, "__closure__", None):
         inside = [cell.cell_contents for cell in closure]
     elif isinstance(thing, torch.nn.Module):

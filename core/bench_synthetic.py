@@ -43,7 +43,8 @@ from core.engine import Engine
 from core.metrics import expected_tokens
 from core.models import rows as row_test
 from core.models.decoder import Decoder
-from core.models.linear import dense, product_dependence
+from core.models.linear.evidence import product_dependence
+from core.models.linear.forms import maker
 from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import Fate, Round, Settings
@@ -166,7 +167,7 @@ def _sync_warnings() -> Iterator[list]:
 
 # --- Checks ------------------------------------------------------------------------------------------------
 
-FLOAT = dense(torch.float32)
+FLOAT = maker("float32")
 _FILTERS = (
     Settings(temperature=1.0),
     Settings(temperature=0),

@@ -18,7 +18,8 @@ import transformers
 from core.drafters.model import ModelDrafter
 from core.models.base import Cache, Scorer, Stop
 from core.models.decoder import Decoder
-from core.models.linear import Nf4Linear, dense
+from core.models.linear import Nf4Linear
+from core.models.linear.forms import maker
 from core.models.pair import Pair
 from core.records import PairInfo
 
@@ -62,7 +63,7 @@ SMALL = (
         tie_word_embeddings=True,
     ),
 )
-FORMS = {"nf4": Nf4Linear, "bfloat16": dense(torch.bfloat16)}
+FORMS = {"nf4": Nf4Linear, "bfloat16": maker("bfloat16")}
 SPREAD = 0.02  # standard deviation of a weight
 
 

@@ -94,13 +94,14 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
     from core.distill.synthesize import synthesize
     from core.distill.target import load_target
     from core.distill.train import Plan
-    from core.models.embedded import prepare_embedded, target_fingerprint
-    from core.models.linear import has_bfloat16_tiles
+    from core.models.embedded import home, prepare_embedded, target_fingerprint
+    from core.models.linear import evidence
     from core.store import default_path
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LoadError("There is no CUDA card here: leave --device out.")
-    fast = options.device == "cuda" or has_bfloat16_tiles()
+    on_card = options.device == "cuda"
+    fast = on_card or evidence.find(evidence.EMBEDDED, home()).reads_bfloat16
     progress("Reading the target", None)
     dtype = torch.bfloat16 if fast else torch.float32
     target, tokenizer = load_target(options.target, options.device, dtype)

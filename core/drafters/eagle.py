@@ -147,4 +147,4 @@ class EagleDrafter:
 
 
 def _product(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    return getattr(linear, "many", linear)(x) if len(x) > FEW else linear(x)
+    return linear.many(x) if len(x) > FEW else linear(x)

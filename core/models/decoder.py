@@ -4,14 +4,14 @@
 number of ids they stand for. Rolling back is ``cache.crop(n)``: what lies behind is overwritten
 by the next pass. Everything is on the device of the embedding. Activations are float32 on a CPU and of the
 embedding's dtype elsewhere; the matrix products take whatever form they were given (``core.models.linear``).
-Keys and values, and so attention, are in bfloat16 where all products are int4 and the processor has tiles for
-it; elsewhere in the activations' dtype.
+Keys and values, and so attention, are in the activations' dtype unless another was asked for.
 
 Runs Llama (SmolLM2 is one), Mistral, Qwen2 and Qwen3; ``lean_reason`` says of a config what is in the way.
 
 Rotary embedding is one complex product: the rows of the query and key projections are reordered at
 load so that the two halves Hugging Face rotates lie side by side (Su et al. 2021, arXiv:2104.09864;
 attention scores do not change when queries and keys are reordered alike). It is computed in float32.
+With a ``Rotation`` (``core.models.rotation``) the residual stream runs rotated; nothing outside sees that.
 
 Knows one sequence at a time, no batch, no sampling, no tokenizer. Source of the architecture:
 Touvron et al. 2023 (arXiv:2302.13971) and the classes of ``transformers`` for these families, against which
@@ -21,15 +21,17 @@ number matters: docs/LOG.md says what was measured.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 
 from core.models.base import PREFILL_CHUNK, Stop, chunks
 from core.models.kv_cache import KEY_BLOCK, DecoderShape, KVCache
-from core.models.linear import Linear, has_bfloat16_tiles
+from core.models.linear import Linear, Scaled
+from core.models.rotation import Rotation
 
 # Attention runs over whole blocks of queries, as of keys (``KEY_BLOCK``), where a product with few rows would
 # be left to another kernel (measured for head sizes of 16 to 128 with 1 to 8 query heads a key head, see
@@ -66,12 +68,13 @@ def lean_reason(config: Mapping) -> str | None:
 @dataclass(frozen=True)
 class Layer:
     """``qkv_bias`` (rows of qkv,) and ``qk_norm``, weights of the norms of queries and keys (their heads,
-    head_size), are float32, and None where a family has no such thing."""
+    head_size), are float32, and None where a family has no such thing. The other norms are None where the
+    products behind them have taken their weights over."""
 
-    input_norm: torch.Tensor
+    input_norm: torch.Tensor | None
     qkv: Linear
     out: Linear
-    mlp_norm: torch.Tensor
+    mlp_norm: torch.Tensor | None
     gate_up: Linear
     down: Linear
     qkv_bias: torch.Tensor | None = None
@@ -80,11 +83,6 @@ class Layer:
     @property
     def products(self) -> tuple[Linear, ...]:
         return self.qkv, self.out, self.gate_up, self.down
-
-    @property
-    def reading(self) -> tuple[Linear, ...]:
-        """The same for the rows of a prompt."""
-        return tuple(getattr(product, "many", product) for product in self.products)
 
 
 def _pair_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -102,9 +100,21 @@ def _by_group(weight: torch.Tensor, kv_heads: int, group: int) -> torch.Tensor:
     return parted.reshape(weight.shape)
 
 
-def _layer(shape: DecoderShape, tensors: Mapping[str, torch.Tensor], make: Make, dtype: torch.dtype) -> Layer:
+def _layer(
+    shape: DecoderShape,
+    tensors: Mapping[str, torch.Tensor],
+    make: Make,
+    dtype: torch.dtype,
+    rotation: Rotation | None = None,
+    make_down: Make | None = None,
+) -> Layer:
     """From a layer's tensors under Hugging Face's names; norms are kept in ``dtype``."""
     heads, kv_heads = shape.heads, shape.kv_heads
+    norms: list[torch.Tensor | None] = [
+        tensors[f"{name}_layernorm.weight"].to(dtype) for name in ("input", "post_attention")
+    ]
+    if rotation is not None:
+        tensors, norms = rotation.layer(tensors, kv_heads), [None, None]
 
     def qkv(kind: str) -> torch.Tensor:
         q, k, v = (tensors[f"self_attn.{name}_proj.{kind}"] for name in "qkv")
@@ -117,15 +127,21 @@ def _layer(shape: DecoderShape, tensors: Mapping[str, torch.Tensor], make: Make,
         q, k = (_pair_halves(tensors[f"self_attn.{name}_norm.weight"].float(), 1) for name in "qk")
         qk_norm = torch.cat([q.expand(heads, -1), k.expand(kv_heads, -1)])
     return Layer(
-        tensors["input_layernorm.weight"].to(dtype),
+        norms[0],
         make(qkv("weight")),
         make(_by_group(tensors["self_attn.o_proj.weight"], kv_heads, heads // kv_heads)),
-        tensors["post_attention_layernorm.weight"].to(dtype),
+        norms[1],
         make(torch.cat([tensors["mlp.gate_proj.weight"], tensors["mlp.up_proj.weight"]])),
-        make(tensors["mlp.down_proj.weight"]),
+        (make_down or make)(tensors["mlp.down_proj.weight"]),
         qkv_bias,
         qk_norm,
     )
+
+
+def _add(x: torch.Tensor, product: Scaled) -> None:
+    """Adds what a product's ``unscaled`` gave to ``x``, in place."""
+    y, scale = product
+    x.add_(y) if scale is None else x.addcmul_(y, scale)
 
 
 def _depths(parents: Sequence[int], start: int) -> list[int]:
@@ -145,7 +161,9 @@ class Decoder:
 
     ``embedding`` is (vocabulary, hidden); ``head`` takes (rows, hidden) to (rows, logits), as many as
     the embedding has rows unless ``vocabulary`` says otherwise. ``frequencies`` (head_size / 2,) are those of
-    the rotary embedding and ``rope_scale`` its factor, where they are not the shape's plain ones.
+    the rotary embedding and ``rope_scale`` its factor, where they are not the shape's plain ones. With a
+    ``rotation``, layers and head are those of the rotated stream, and ``norm`` is not looked at.
+    ``cache_dtype`` is that of keys and values.
     ``feature_layers`` are the layers whose output caches made from now on keep as ``KVCache.features``, in
     this order; the last layer's is taken after the final norm.
     """
@@ -160,13 +178,17 @@ class Decoder:
         vocabulary: int | None = None,
         frequencies: torch.Tensor | None = None,
         rope_scale: float = 1.0,
+        rotation: Rotation | None = None,
+        cache_dtype: torch.dtype | None = None,
     ):
         self.shape = shape
         self.device = embedding.device
         self.dtype = _activations(embedding)
         self.embedding = embedding
+        self.rotation = rotation
+        self._entering = embedding if rotation is None else rotation.embedding(embedding)
         self.layers = list(layers)
-        self.norm = norm.to(self.dtype)
+        self.norm = None if rotation is not None else norm.to(self.dtype)
         self.head = head
         self.context_length = shape.context_length
         self.vocabulary = len(embedding) if vocabulary is None else vocabulary
@@ -180,9 +202,7 @@ class Decoder:
         turns = torch.polar(torch.full_like(angles, rope_scale), angles).to(torch.complex64)
         self.rotations = turns[:, None, :].to(self.device)
         self._eps = torch.tensor(shape.rms_eps, device=self.device)
-        forms = {getattr(product, "form", None) for layer in self.layers for product in layer.products}
-        tiles = self.device.type == "cpu" and forms == {"int4"} and has_bfloat16_tiles()
-        self.cache_dtype = torch.bfloat16 if tiles else self.dtype
+        self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
         self._query_block = QUERY_BLOCK if self.device.type == "cpu" else 1
 
     @classmethod
@@ -195,14 +215,30 @@ class Decoder:
         head: Callable[[torch.Tensor], torch.Tensor],
         prefix: str = "model.",
         vocabulary: int | None = None,
+        rotation: Rotation | None = None,
+        make_down: Make | None = None,
+        cache_dtype: torch.dtype | None = None,
     ) -> Decoder:
-        """From tensors under Hugging Face's names, all on the embedding's device."""
+        """From tensors under Hugging Face's names, all on the embedding's device.
+
+        With a ``rotation``, which has turned the ``head`` already, layers are turned here. ``make_down``
+        makes the product before which nothing is rotated, where it is not to be made like the others.
+        """
         dtype, layers = _activations(embedding), []
         for index in range(shape.layers):
             start = f"{prefix}layers.{index}."
             own = {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)}
-            layers.append(_layer(shape, own, make, dtype))
-        return cls(shape, embedding, layers, tensors[prefix + "norm.weight"], head, vocabulary)
+            layers.append(_layer(shape, own, make, dtype, rotation, make_down))
+        return cls(
+            shape,
+            embedding,
+            layers,
+            tensors[prefix + "norm.weight"],
+            head,
+            vocabulary,
+            rotation=rotation,
+            cache_dtype=cache_dtype,
+        )
 
     @classmethod
     @torch.no_grad()
@@ -235,6 +271,13 @@ class Decoder:
             rope_scale=inner.rotary_emb.attention_scaling,
         )
 
+    def beginning(self, layers: int) -> Decoder:
+        """The model with its first ``layers`` alone, and final norm and head behind them."""
+        part = copy.copy(self)
+        part.shape, part.layers = replace(self.shape, layers=layers), self.layers[:layers]
+        part.feature_layers = ()
+        return part
+
     def new_cache(self) -> KVCache:
         return KVCache(self.shape, self.device, self.cache_dtype, len(self.feature_layers))
 
@@ -265,7 +308,7 @@ class Decoder:
         seen = cache.buffer[:, :, None, : mask.shape[1]].transpose(3, 4)
         rotation = self.rotations[start:end] if parents is None else self.rotations[_depths(parents, start)]
         if inputs is None:
-            x = F.embedding(torch.as_tensor(ids, device=self.device), self.embedding).to(self.dtype)
+            x = F.embedding(torch.as_tensor(ids, device=self.device), self._entering).to(self.dtype)
         else:
             x = inputs.to(self.dtype)
         # Views are made once: one at a time in each layer they would cost as much as the smaller products.
@@ -283,8 +326,8 @@ class Decoder:
         running = self.layers if layers is None else self.layers[:layers]
         kept = {layer: kind for kind, layer in enumerate(self.feature_layers)} if layers is None else {}
         for index, (layer, place, keys, values) in enumerate(zip(running, *views, strict=layers is None)):
-            to_qkv, out, gate_up, down = layer.reading if many else layer.products
-            qkv.copy_(to_qkv(self._normed(x, layer.input_norm)))
+            y, scale = layer.qkv.unscaled(self._normed(x, layer.input_norm), many)
+            qkv.copy_(y) if scale is None else torch.mul(y, scale, out=qkv)
             if layer.qkv_bias is not None:
                 qkv.add_(layer.qkv_bias)
             if layer.qk_norm is not None:
@@ -295,28 +338,38 @@ class Decoder:
             attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             # As ``out`` takes it, position by position: see ``_by_group``.
             attended = attended.transpose(1, 2)[0, :queries].reshape(rows, heads * size)
-            x.add_(out(attended))
-            gate, up = gate_up(self._normed(x, layer.mlp_norm)).chunk(2, 1)
-            x.add_(down(F.silu(gate).mul_(up)))
+            _add(x, layer.out.unscaled(attended, many))
+            y, scale = layer.gate_up.unscaled(self._normed(x, layer.mlp_norm), many)
+            gate, up = (y if scale is None else y.mul_(scale)).chunk(2, 1)
+            _add(x, layer.down.unscaled(F.silu(gate).mul_(up), many))
             if index in kept and index < len(self.layers) - 1:
-                cache.features[start:end, kept[index]] = x
+                cache.features[start:end, kept[index]] = self._turned_back(x)
         cache.length = end
         x = self._normed(x, self.norm)
         if len(self.layers) - 1 in kept:
-            cache.features[start:end, kept[len(self.layers) - 1]] = x
+            feature = self._turned_back(x)
+            if self.rotation is not None:
+                feature.mul_(self.rotation.norm)
+            cache.features[start:end, kept[len(self.layers) - 1]] = feature
         return x
 
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """RMS norm over the last dimension; ``weight`` is as wide, or has the shape of a row of ``x``."""
+    def _turned_back(self, x: torch.Tensor) -> torch.Tensor:
+        """Rows of the residual stream as the model has them."""
+        return x if self.rotation is None else self.rotation.back(x)
+
+    def _normed(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """RMS norm over the last dimension. ``weight`` is as wide, or has the shape of a row of ``x``, or
+        there is none."""
         size = x.shape[-1]
         if x.is_cuda:
-            if weight.dim() == 1:
+            if weight is None or weight.dim() == 1:
                 return F.rms_norm(x, (size,), weight, self.shape.rms_eps)
             return F.rms_norm(x, (size,), None, self.shape.rms_eps).mul_(weight)
         # On a CPU torch's own is nine operations.
         root = torch.linalg.vector_norm(x, 2, -1, True)
         root = torch.addcmul(self._eps, root, root, value=1 / size).sqrt_()
-        return x.div(root).mul_(weight)
+        normed = x.div(root)
+        return normed if weight is None else normed.mul_(weight)
 
     def device_logits(self, ids: torch.Tensor, cache: KVCache) -> torch.Tensor:
         """Appends ``ids`` and gives the logits after each, (len(ids), head rows) float32, on the device."""

@@ -28,8 +28,7 @@ from core.models.draft_file import (
     load_metadata,
 )
 from core.models.errors import LoadError
-from core.models.linear import FORMS, fitting, reading
-from core.models.memory import PACKED
+from core.models.linear.forms import DENSE, family, maker
 
 ON_TARGET = ("eagle", "medusa")  # kinds that run on the target's features
 
@@ -48,7 +47,7 @@ class Lender:
 
 @dataclass(frozen=True)
 class Forms:
-    """How a draft's products run: names in ``core.models.linear.FORMS``."""
+    """How a draft's products run: names of ``core.models.linear.forms``."""
 
     layers: str
     head: str
@@ -118,13 +117,13 @@ def make(file: Path, lender: Lender, forms: Forms) -> Drafting:
 
 def _model(draft: UnpackedDraft, lender: Lender, forms: Forms) -> tuple[ModelDrafter, str]:
     """Runs on the processor wherever the target does: it shares no more than the embedding with it."""
-    make_head = fitting(forms.head)
+    make_head = maker(forms.head)
     project = make_head(draft.tensors["proj.weight"])
     score = make_head(lender.rows(draft.head_ids).cpu())
     decoder = Decoder.from_tensors(
         replace(lender.shape, layers=draft.layers),
         draft.tensors,
-        reading(forms.layers),
+        maker(forms.layers),
         lender.embedding,
         lambda hidden: score(project(hidden)),
         "",
@@ -157,8 +156,8 @@ def _on_target(draft: UnpackedDraft, lender: Lender, forms: Forms) -> dict[str, 
         feature_layers=draft.feature_layers,
         head_ids=draft.head_ids,
         rows=lender.rows(draft.head_ids).to(target.device),
-        make=FORMS["bfloat16"] if on_card else reading(forms.layers),
-        make_head=fitting("bfloat16" if on_card else forms.head),
+        make=maker("bfloat16" if on_card else forms.layers),
+        make_head=maker("bfloat16" if on_card else forms.head),
     )
 
 
@@ -174,7 +173,7 @@ def head_rows(target: Decoder, ids: torch.Tensor) -> torch.Tensor:
 
 def shown(form: str) -> str:
     """A form of ``core.models.linear`` as ``PairInfo`` names it."""
-    return form if form in PACKED else "none"
+    return "none" if family(form) in DENSE else family(form)
 
 
 def _counted(count: int, noun: str) -> str:

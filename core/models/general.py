@@ -25,7 +25,6 @@ from core.models import Progress, distilled, memory, quantize
 from core.models.checkpoint import fetch, fingerprint
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import DRAFTS
-from core.models.linear import best_form
 from core.models.load_model import Model, load_model
 from core.models.pair import NO_DRAFT, Pair, warm_up
 from core.models.plan import Plan, dtype_word, is_distilled, plan_models
@@ -156,7 +155,7 @@ def _ways(
 def _draft_forms(asked: str) -> distilled.Forms:
     if asked == "none":
         return distilled.Forms("float32", "float32")
-    form = best_form("int8" if asked == "int8" else "int4")
+    form = quantize.kernel("int8" if asked == "int8" else "int4")
     return distilled.Forms(form, form)
 
 

@@ -22,8 +22,10 @@ from core.drafters.untrained import makers
 from core.models import Progress, distilled, silent
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
-from core.models.embedded import NAME
-from core.models.linear import FORMS, best_form, reading
+from core.models.embedded import NAME, home
+from core.models.linear import evidence
+from core.models.linear.forms import in_two, maker, needs_rotation
+from core.models.rotation import Rotation
 from core.models.rows import row_dependence
 from core.models.spec import CUSTOM, EMBEDDED
 from core.records import PairInfo, Settings
@@ -37,7 +39,8 @@ class Pair:
     ``suggested`` holds fields of ``Settings`` that the target's ``generation_config`` names: shown as a
     suggestion, never applied unasked. ``notes`` are sentences to show with the pair. ``costs`` are what its
     passes take on this machine (``core.calibration``): with them K can be chosen automatically, which begins
-    by expecting ``acceptance``. ``others`` make further ways to draft for the same target, by name.
+    by expecting ``acceptance``. ``products`` is the evidence by which the forms of its products were chosen,
+    where they were. ``others`` make further ways to draft for the same target, by name.
     """
 
     info: PairInfo
@@ -49,6 +52,7 @@ class Pair:
     notes: tuple[str, ...] = ()
     costs: Costs | None = None
     acceptance: float = 0.5
+    products: evidence.Found | None = None
     others: Mapping[str, Callable[[], Drafting]] = field(default_factory=dict)
     _made: dict[str, Pair] = field(default_factory=dict, repr=False)
     _making: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -100,9 +104,8 @@ def build_embedded_pair(
 ) -> Pair:
     """The embedded pair from a converted Hugging Face folder and the folder of the drafts that ship.
 
-    ``draft`` is another draft for this target, a file or folder, to be the pair's own. Where the processor
-    can, layers and the drafts' heads run in 4 bits (the target's layers on the levels of the file they came
-    from) and the target's head in int8 (``core.models.linear``). Raises LoadError.
+    ``draft`` is another draft for this target, a file or folder, to be the pair's own. Which forms the
+    products take is a matter of evidence (``core.models.linear.evidence``). Raises LoadError.
     """
     progress("Reading the target's weights", None)
     config = json.loads((folder / "config.json").read_text())
@@ -110,10 +113,11 @@ def build_embedded_pair(
     shape = DecoderShape.from_config(config)
     # Copied: a view would keep the whole file in memory.
     embedding = tensors["model.embed_tokens.weight"].clone()
+    progress("Finding the fastest right products on this processor", None)
+    found = evidence.find(evidence.EMBEDDED, home())
     progress("Packing the weights for this processor", None)
-    forms = distilled.Forms(best_form("int4"), best_form("int4"))
-    head = FORMS[best_form("int8")](embedding)
-    target = Decoder.from_tensors(shape, tensors, reading(forms.layers), embedding, head)
+    target = embedded_target(shape, tensors, embedding, found.layers, found.head, found.attention)
+    forms = distilled.Forms(found.draft, found.draft)
     lender = distilled.Lender(NAME, target, shape, embedding, lambda ids: embedding[ids])
     name = distilled.default_kind(target)
     files = distilled.shipped(drafts, name)
@@ -123,7 +127,8 @@ def build_embedded_pair(
     trained = distilled.makers(files, lender, forms)
     own = trained.pop(name)()
     progress("Checking that rows are scored independently", None)
-    exactness = row_dependence(_first_layer(target)).sentence
+    # One layer has all kernels, attention and head included, in a fraction of the time.
+    exactness = row_dependence(target.beginning(1)).sentence
     progress("Warming up", None)
     warm_up(target, own.drafter)
     progress("Reading the tokenizer", None)
@@ -136,7 +141,7 @@ def build_embedded_pair(
         pair=EMBEDDED if draft is None else CUSTOM,
         target=NAME,
         target_fingerprint=target_fingerprint,
-        quantization=distilled.shown(forms.layers),
+        quantization=distilled.shown(found.layers),
         device="cpu",
         context_length=shape.context_length,
         exactness_note=exactness,
@@ -148,7 +153,32 @@ def build_embedded_pair(
         target=target,
         drafter=own.drafter,
         end_ids=end_token_ids(tokenizer, config, generation),
+        notes=(found.sentence,) if found.sentence else (),
+        products=found,
         others={**makers(target, info, own), **trained},
+    )
+
+
+def embedded_target(
+    shape: DecoderShape,
+    tensors: Mapping[str, torch.Tensor],
+    embedding: torch.Tensor,
+    layers: str,
+    head: str,
+    attention: str = "float32",
+) -> Decoder:
+    """The embedded target with its products in these forms (``core.models.linear.forms``), its outliers
+    turned away where ``layers`` asks for that, and keys and values in the dtype ``attention``."""
+    rotation = Rotation.of(shape.head_size, tensors["model.norm.weight"]) if needs_rotation(layers) else None
+    return Decoder.from_tensors(
+        shape,
+        tensors,
+        maker(layers),
+        embedding,
+        maker(head)(embedding if rotation is None else rotation.head(embedding)),
+        rotation=rotation,
+        make_down=maker(in_two(layers)),
+        cache_dtype=getattr(torch, attention),
     )
 
 
@@ -164,9 +194,3 @@ def warm_up(target: Scorer, drafter: Drafter) -> None:
     for length in (65, 67):  # it then reads one id, and two
         drafter.draft(ids[:length], 2, settings, lambda: 0.5, state, cache)
         state.crop(length)
-
-
-def _first_layer(model: Decoder) -> Decoder:
-    """The model with one layer: all its kernels, attention and head included, in a fraction of the time."""
-    shape = replace(model.shape, layers=1)
-    return Decoder(shape, model.embedding, model.layers[:1], model.norm, model.head)

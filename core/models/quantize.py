@@ -4,8 +4,8 @@
 - ``llm-int8``: LLM.int8 (Dettmers et al. 2022, arXiv:2208.07339) with threshold 0.0. Any other threshold
   picks outlier columns over all rows of a pass at once, and the score of a token would depend on the drafts
   behind it (docs/ENGINE.md, rule 13).
-- ``int8``, ``int4``: the project's products for a CPU (``core.models.linear``); the head is always int8, as
-  heads suffer most.
+- ``int8``, ``int4``: the project's products for a CPU (``core.models.linear``), by the kernel that evidence
+  found right and fastest here; the head is always int8, as heads suffer most.
 
 A lean decoder is made of such products (``maker``); in a model of transformers they take the place of its
 own after it was loaded (``apply``), and bitsandbytes' are put in while it is read (``loading_config``). What
@@ -25,8 +25,9 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from core.models.decoder import Decoder, Make
+from core.models.embedded import home
 from core.models.errors import LoadError
-from core.models.linear import FORMS, DenseLinear, Int4Linear, Int8Linear, Linear, Nf4Linear, best_form
+from core.models.linear import DenseLinear, Int4Linear, Linear, Nf4Linear, evidence, forms
 from core.models.memory import PACKED
 from core.models.spec import has_bitsandbytes, quantize_flag, settled_form
 
@@ -90,6 +91,19 @@ def choose_form(asked: str, device: str, draft: bool, bytes_16bit: int | None, g
     return form
 
 
+def best_form(family: str) -> str:
+    """``family`` ("int8" or "int4") where this machine has a right kernel for it that is not much slower than
+    dense products, or else the faster of the dense ones."""
+    return forms.family(kernel(family))
+
+
+def kernel(family: str) -> str:
+    """The form (``core.models.linear.forms``) in which a family runs here. Evidence is of the sizes of the
+    embedded target: which kernel is right hardly hangs on sizes, and weights of another model are not at hand
+    where this is asked first."""
+    return evidence.find(evidence.EMBEDDED, home()).best(family)
+
+
 def keep_rows_apart(config) -> None:
     """Rule 13 for weights that come as LLM.int8, with the threshold of transformers in their ``config``."""
     stored = getattr(config, "quantization_config", None)
@@ -125,10 +139,8 @@ def maker(form: str, dtype: torch.dtype, head: bool = False) -> Make:
     """
 
     def make(weight: torch.Tensor) -> Linear:
-        if form == "int4" and not head and Int4Linear.takes(weight):
-            return Int4Linear(weight)
-        if form in ("int8", "int4"):
-            return Int8Linear(weight)
+        if form in PACKED:
+            return _packed("int8" if head else form, weight)
         if form == "nf4" and not head and Nf4Linear.takes(weight):
             return Nf4Linear(weight)
         return DenseLinear(weight.to(dtype))
@@ -149,22 +161,27 @@ def apply(model, form: str) -> None:
             continue
         weight = module.weight.detach()
         weight = weight.T.contiguous() if isinstance(module, Conv1D) else weight
-        chosen = "int4" if form == "int4" and Int4Linear.takes(weight) and module is not head else "int8"
-        model.set_submodule(name, PackedLinear(weight, module.bias, chosen))
+        product = _packed("int8" if module is head else form, weight)
+        model.set_submodule(name, PackedLinear(product, module.bias))
+
+
+def _packed(form: str, weight: torch.Tensor) -> Linear:
+    """In int8 what int4 cannot take, and dense where this machine has no int8."""
+    if form == "int4" and not Int4Linear.takes(weight):
+        form = "int8"
+    return forms.maker(kernel(form))(weight)
 
 
 class PackedLinear(nn.Module):
     """A product of ``core.models.linear`` where transformers expects a linear layer.
 
-    ``weight`` (out, in) is packed, not kept. Gives the dtype it was given.
+    Gives the dtype it was given.
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, form: str):
+    def __init__(self, product: Linear, bias: torch.Tensor | None):
         super().__init__()
-        self.out_features, self.in_features = weight.shape
-        self.form = form
-        self.product = FORMS[form](weight)
-        self.bias = bias
+        self.out_features, self.in_features = product.shape
+        self.product, self.form, self.bias = product, product.form, bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = self.product(x.reshape(-1, self.in_features).float()).view(*x.shape[:-1], self.out_features)

@@ -1,6 +1,5 @@
 """What a pass reads is counted from the models themselves; how fast a machine reads is its best of a few."""
 
-import functools
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from core import bench_machine
 from core.bench_machine import measure_limit, read_speed, weight_bytes
 from core.drafters.model import ModelDrafter
 from core.models import quantize
-from core.models.linear import FORMS, Int4Linear
 from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
 from tests.core.builders import PAIR
@@ -40,10 +38,9 @@ def test_a_head_made_of_two_products_counts():
     assert weight_bytes(decoder) == whole + extra.nbytes
 
 
-def test_dense_weights_that_read_prompts_do_not_count(monkeypatch):
+def test_dense_weights_that_read_prompts_do_not_count():
     lean = weight_bytes(as_decoder(tiny_llama(1, vocabulary=64), "int4"))
-    monkeypatch.setitem(FORMS, "int4", functools.partial(Int4Linear, dense=True))
-    assert weight_bytes(as_decoder(tiny_llama(1, vocabulary=64), "int4")) == lean
+    assert weight_bytes(as_decoder(tiny_llama(1, vocabulary=64), "int4+bfloat16")) == lean
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -54,7 +51,7 @@ def test_a_model_of_transformers_reads_its_embedding_only_as_its_head(tied):
     assert read == 4 * parameters(model, [] if tied else [EMBEDDING]) + buffers
 
 
-@pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="int8 products need VNNI")
+@pytest.mark.skipif(quantize.best_form("int8") != "int8", reason="no int8 products on this processor")
 def test_packed_weights_count_as_they_are_packed():
     model = make_model("llama", 1)
     before = weight_bytes(TransformersDecoder(model))

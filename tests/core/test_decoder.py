@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 
 import pytest
@@ -10,11 +9,10 @@ import torch
 
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
-from core.models import decoder as decoder_module
 from core.models import quantize
 from core.models.decoder import KEY_BLOCK, PREFILL_CHUNK, Decoder, KVCache, lean_reason
-from core.models.linear import FORMS, Int4Linear, best_form
 from core.models.pair import Pair
+from core.models.quantize import best_form
 from core.models.rows import row_dependence
 from core.records import Fate, Settings
 from tests.core.models_on_disk import VOCABULARY, make_model
@@ -153,11 +151,10 @@ def test_a_model_is_used_up_layer_by_layer():
     assert left[0] == left[3] == 2 * left[4] and sum(p.numel() for p in model.model.layers.parameters()) == 0
 
 
-@pytest.mark.parametrize("dense", [False, True])
-def test_a_prompt_read_in_parts_leaves_the_keys_of_one_reading(dense, monkeypatch):
+@pytest.mark.parametrize("form", ["int4", "int4+bfloat16", "int4+int8x2-qnnpack", "int8"])
+def test_a_prompt_read_in_parts_leaves_the_keys_of_one_reading(form):
     """What is kept of an earlier prompt is what a fresh reading makes, bit for bit, wherever it was cut."""
-    monkeypatch.setitem(FORMS, "int4", functools.partial(Int4Linear, dense=dense))
-    decoder = as_decoder(tiny_llama(1, vocabulary=64), "int4")
+    decoder = as_decoder(tiny_llama(1, vocabulary=64), form)
     whole = decoder.new_cache()
     decoder.prefill(IDS, whole)
     for cut in (1, 17, 40, 255, 256, 270):
@@ -167,27 +164,24 @@ def test_a_prompt_read_in_parts_leaves_the_keys_of_one_reading(dense, monkeypatc
         assert torch.equal(parted.buffer[:, :, : len(IDS)], whole.buffer[:, :, : len(IDS)]), cut
 
 
-def test_single_ids_leave_the_keys_of_a_prompt_or_near_them(monkeypatch):
+def test_single_ids_leave_the_keys_of_a_prompt_or_near_them():
     """As a reply does: bit for bit where prompts are read by the same products, else but for rounding."""
-    for dense in (False, True):
-        monkeypatch.setitem(FORMS, "int4", functools.partial(Int4Linear, dense=dense))
-        decoder = as_decoder(tiny_llama(1, vocabulary=64), "int4")
+    for form in ("int4", "int8", "int4+bfloat16"):
+        decoder = as_decoder(tiny_llama(1, vocabulary=64), form)
         whole, single = decoder.new_cache(), decoder.new_cache()
         decoder.prefill(IDS[:260], whole)
         for id in IDS[:260]:
             decoder.forward([id], single)
         one, other = (cache.buffer[:, :, :260].float() for cache in (whole, single))
-        assert torch.equal(one, other) == (not dense)
+        assert torch.equal(one, other) == ("+" not in form)
         assert (one - other).norm() < 0.1 * one.norm()
 
 
-@pytest.mark.parametrize("tiles", [False, True])
-def test_keys_are_in_bfloat16_where_the_processor_multiplies_it(tiles, monkeypatch):
-    monkeypatch.setattr(decoder_module, "has_bfloat16_tiles", lambda: tiles)
-    for form, narrow in (("int4", tiles), ("float32", False)):
-        cache = as_decoder(tiny_llama(1, vocabulary=64), form).new_cache()
-        assert cache.buffer.dtype == (torch.bfloat16 if narrow else torch.float32)
-        assert cache.features.dtype == torch.float32 and not cache.buffer.any()
+@pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
+def test_keys_are_in_the_dtype_that_was_asked_for(dtype):
+    cache = as_decoder(tiny_llama(1, vocabulary=64), cache_dtype=dtype).new_cache()
+    assert cache.buffer.dtype == (dtype or torch.float32)
+    assert cache.features.dtype == torch.float32 and not cache.buffer.any()
 
 
 def test_a_cache_grows_and_forks(model):

@@ -10,7 +10,7 @@ import torch
 from core.distill.kinds import Draft, feature_layers, make_draft, normed
 from core.models.decoder import Decoder, DecoderShape
 from core.models.draft_file import KINDS
-from core.models.linear import FORMS
+from core.models.linear.forms import maker
 from tests.core.tiny import tiny_llama
 
 LENGTH = 11
@@ -41,7 +41,7 @@ def inputs(chats: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
 @torch.no_grad()
 def test_a_model_is_the_decoder_that_will_run_it():
     draft, (ids, features) = a_draft("model", 2), inputs()
-    tensors, make = draft.tensors(), FORMS["float32"]
+    tensors, make = draft.tensors(), maker("float32")
     project, head = make(tensors["proj.weight"]), make(draft.embedding)
     decoder = Decoder.from_tensors(
         replace(draft.shape, layers=2), tensors, make, draft.embedding, lambda x: head(project(x)), ""
@@ -78,7 +78,7 @@ def drafted(draft, tensors, ids: torch.Tensor, features: torch.Tensor) -> torch.
         # A decoder whose embedding is the inputs, and whose norm does nothing but normalise.
         layers = replace(shape, layers=len(draft.layers))
         plain = {**tensors, "norm.weight": torch.ones(32)}
-        decoder = Decoder.from_tensors(layers, plain, FORMS["float32"], x, lambda hidden: hidden, "")
+        decoder = Decoder.from_tensors(layers, plain, maker("float32"), x, lambda hidden: hidden, "")
         cache = decoder.new_cache()
         normal = decoder.forward(list(range(len(x))), cache)
         if len(given) == len(ids):

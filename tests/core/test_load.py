@@ -21,7 +21,7 @@ from core.models.decoder import Decoder
 from core.models.draft_file import embedding_fingerprint, load_metadata, save_draft
 from core.models.errors import LoadError
 from core.models.general import suggested_settings
-from core.models.linear import FORMS, best_form
+from core.models.linear.forms import maker
 from core.models.load import load_pair
 from core.models.plan import LEAN_FORMS, choose_device
 from core.models.rows import row_dependence
@@ -84,7 +84,7 @@ def test_speculative_equals_plain(family, tmp_path):
 def test_the_llama_family_runs_lean(form, tmp_path):
     if form == "nf4":
         pytest.importorskip("bitsandbytes")
-    elif form != "none" and best_form(form) != form:
+    elif form != "none" and quantize.best_form(form) != form:
         pytest.skip(f"no {form} products on this processor")
     pair = load_pair(spec(write_model(tmp_path, "qwen3", 1), quantize=form, dtype="bfloat16"))
     assert isinstance(pair.target, Decoder)
@@ -176,7 +176,7 @@ def test_bitsandbytes_on_a_cpu(family, form, shown, tmp_path, caplog):
     assert 0 < (one - other).abs().max() < 0.3
 
 
-@pytest.mark.skipif(best_form("int8") != "int8", reason="no int8 products on this processor")
+@pytest.mark.skipif(quantize.best_form("int8") != "int8", reason="no int8 products on this processor")
 def test_on_a_cpu_auto_is_the_projects_int8(tmp_path):
     pair = load_pair(spec(*write_pair(tmp_path, "qwen2"), quantize="auto", draft_quantize="auto"))
     assert (pair.info.quantization, pair.info.draft_quantization) == ("int8", "int8")
@@ -540,7 +540,7 @@ def write_draft(folder, target, kind, changes=()):
     weights = load_file(target / "model.safetensors")
     embedding = weights["model.embed_tokens.weight"]
     decoder = Decoder.from_model(
-        AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), FORMS["float32"]
+        AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32), maker("float32")
     )
     decoder.feature_layers = (0, 1)
     eagle, medusa = eagle_tensors(decoder), medusa_tensors(decoder)

@@ -12,7 +12,6 @@ from core.models import quantize
 from core.models import spec as core_spec
 from core.models.decoder import Decoder
 from core.models.errors import LoadError
-from core.models.linear import best_form
 from core.models.quantize import Quantised, choose_form
 from tests.core.models_on_disk import make_model
 
@@ -78,7 +77,8 @@ def test_refusals(monkeypatch):
 
 
 needs_kernels = pytest.mark.skipif(
-    best_form("int8") != "int8" or best_form("int4") != "int4", reason="no kernels on this processor"
+    quantize.best_form("int8") != "int8" or quantize.best_form("int4") != "int4",
+    reason="no kernels on this processor",
 )
 
 

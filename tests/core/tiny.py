@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from core.models import quantize
 from core.models.decoder import Decoder, DecoderShape
-from core.models.linear import FORMS
+from core.models.linear.forms import maker
 
 
 def tiny_llama(seed: int, *, vocabulary: int = 61, context: int = 300, layers: int = 2) -> LlamaForCausalLM:
@@ -25,13 +26,15 @@ def tiny_llama(seed: int, *, vocabulary: int = 61, context: int = 300, layers: i
     return LlamaForCausalLM(config).eval()
 
 
-def as_decoder(model: LlamaForCausalLM, form: str = "float32") -> Decoder:
+def as_decoder(model: LlamaForCausalLM, form: str = "float32", **how) -> Decoder:
+    """``form``: one of ``core.models.linear.forms``, or ``int8``: as it runs on this machine."""
     tensors = model.state_dict()
-    make = FORMS[form]
+    make = maker(quantize.kernel(form) if form == "int8" else form)
     return Decoder.from_tensors(
         DecoderShape.from_config(model.config.to_dict()),
         tensors,
         make,
         tensors["model.embed_tokens.weight"],
         make(tensors["lm_head.weight"]),
+        **how,
     )

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from core.drafters.eagle import EagleDrafter
 from core.drafters.medusa import MedusaDrafter
 from core.models.decoder import Decoder
-from core.models.linear import FORMS
+from core.models.linear.forms import maker
 from core.models.pair import Pair
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import INFO, ToyTokenizer
@@ -25,7 +25,7 @@ LAYERS = 3  # of the target
 KEPT = (0, 1, 2)  # the layers whose features it keeps; an EAGLE draft reads the first and the last
 EAGLE_LAYERS, MEDUSA_LAYERS = (0, 2), (2,)
 HEADS = 3
-FLOAT = FORMS["float32"]
+FLOAT = maker("float32")
 
 
 def toy_target(seed: int = 0, vocabulary: int = 26, context: int = 300) -> Decoder:
