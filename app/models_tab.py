@@ -18,6 +18,7 @@ from app.display import as_html
 from app.events import AT_ONCE, PRIVATE
 from app.loading import LoadingRefused, LoadingState
 from app.masthead import loading_strip, precision
+from app.products_view import products
 from core.auto_k import MOST, AutoK, Costs
 from core.drafters.names import title as drafter_title
 from core.models.catalogue import CATALOGUE, Entry
@@ -199,7 +200,8 @@ class ModelsTab:
         if self.desk.store.changed_since_measured(info):
             notes.insert(0, MEASURE_AGAIN)
         kept = engine.cache_bytes, engine.cache_limit
-        return running(info, notes, *kept) + passes(engine.pair.costs, engine.pair.acceptance)
+        costs = passes(engine.pair.costs, engine.pair.acceptance)
+        return running(info, notes, *kept) + costs + products(engine.pair.products)
 
     # ------------------------------------------------------------------ loading
 
@@ -251,17 +253,21 @@ class ModelsTab:
         return loading_strip(self.desk.loading)
 
     def measure_again(self) -> None:
-        """Time the passes of the pair that runs, unless a reply is being written with it."""
+        """Look at the products anew and time the passes of the pair that runs, unless a reply is being written
+        with it."""
         state = self.desk.loader.state
         if not self.may_choose or not can_measure(state):
             return
         from core import calibration  # imports torch
+        from core.models.pair import look_again
 
         with state.engine.idle() as free:
             if not free:
                 gr.Warning(WRITING)
                 return
             try:
+                if (said := look_again(state.engine.pair)) is not None:
+                    gr.Info(said)
                 state.engine.pair.costs = calibration.measure_again(state.engine.pair)
             except Exception as error:  # whatever it is, the pair goes on with what it had
                 log.exception("Measuring failed")

@@ -259,6 +259,14 @@ def test_measuring_again_replaces_the_costs_and_tells_every_page(bench, measured
     assert not before.engine.busy
 
 
+def test_measuring_again_says_where_other_products_would_run(bench, measured, monkeypatch):
+    said = []
+    monkeypatch.setattr(gr, "Info", said.append)
+    monkeypatch.setattr("core.models.pair.look_again", lambda pair: "Load the pair again.")
+    bench.tab.measure_again()
+    assert said == ["Load the pair again."] and len(measured) == 1
+
+
 def test_nothing_is_measured_beside_a_reply(bench, measured, warned):
     with bench.desk.engine.lock:
         bench.tab.measure_again()

@@ -85,6 +85,7 @@ class ToyPair:
         self.costs: Costs | None = COSTS
         self.acceptance = 0.5
         self.notes: tuple[str, ...] = ()
+        self.products = None
         self.drafters = (info.drafter, "ngram", "recycling", "plain")
 
     def drafting(self, name: str | None) -> ToyPair:

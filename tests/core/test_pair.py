@@ -12,8 +12,10 @@ from core.chat import encode_chat
 from core.drafters.base import Drafting
 from core.engine import Engine
 from core.models.draft_file import load_draft
-from core.models.embedded import DRAFTS
-from core.models.linear import FORMS
+from core.models.embedded import DRAFTS, home
+from core.models.linear import evidence, forms
+from core.models.linear.evidence import Found
+from core.models.pair import LOAD_AGAIN, look_again
 from core.prompts import load_prompts
 from core.records import Settings
 from core.text import PromptError
@@ -22,7 +24,8 @@ from tests.core.toys import table, toy_pair
 
 def test_it_says_what_it_is(embedded_pair):
     info = embedded_pair.info
-    assert info.quantization in FORMS and info.draft_quantization in FORMS
+    assert info.quantization == forms.family(embedded_pair.products.layers).replace("float32", "none")
+    assert info.draft_quantization in ("int4", "int8", "none")
     assert len(info.target_fingerprint) == len(info.draft_fingerprint) == 64
     assert embedded_pair.end_ids == {2}
     assert len(embedded_pair.drafter.head_ids) == 16384
@@ -105,6 +108,18 @@ def test_greedy_replies_of_trained_drafters_are_the_targets_own(embedded_pair, n
     info = embedded_pair.drafting(name).info
     assert info.drafter == name and len(info.draft_fingerprint) == 64
     assert info.target_fingerprint == embedded_pair.info.target_fingerprint
+
+
+@pytest.mark.parametrize("layers, said", [("int4", None), ("int8-onednn", LOAD_AGAIN)])
+def test_looking_again_says_where_other_products_would_run(monkeypatch, layers, said):
+    found = Found("int4", "float32", "int4", "float32", (), {})
+    monkeypatch.setattr(evidence, "look", lambda sizes: dataclasses.replace(found, layers=layers))
+    monkeypatch.setattr(evidence, "_found", {})
+    pair = dataclasses.replace(toy_pair(table(1, 3), table(2, 3)), products=found)
+    assert look_again(pair) == said
+    assert pair.products.layers == "int4"  # what runs
+    assert evidence.find(evidence.EMBEDDED, home()).layers == layers  # what the next load takes
+    assert look_again(dataclasses.replace(pair, products=None)) is None
 
 
 def some_pair(made: list[str]):

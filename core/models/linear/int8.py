@@ -100,7 +100,22 @@ class Qnnpack:
         return self.product(x, self.packed, False)
 
 
-KERNELS: dict[str, type[Kernel]] = {kernel.name: kernel for kernel in (Fbgemm, Fbgemm7, Onednn, Qnnpack)}
+class Weights:
+    """Int8 weights against activations as they are, float32 sums: what torch has everywhere, for few rows."""
+
+    name, half = "weights", 127
+
+    def __init__(self, levels: torch.Tensor, scale: torch.Tensor):
+        self.levels, self.scale = levels, scale
+        self.product = torch.ops.aten._weight_int8pack_mm.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.product(x, self.levels, self.scale)
+
+
+KERNELS: dict[str, type[Kernel]] = {
+    kernel.name: kernel for kernel in (Fbgemm, Fbgemm7, Onednn, Qnnpack, Weights)
+}
 
 
 def _pack(levels: torch.Tensor, scale: torch.Tensor, engine: str):

@@ -1,0 +1,50 @@
+"""The evidence on products as a table: which form was right on this machine, how quick, and what it runs.
+
+Knows ``core.models.linear.evidence.Found`` and HTML; nothing of Gradio. Everything that is not a number is
+shown as inert text, for verdicts hold what libraries say.
+"""
+
+from __future__ import annotations
+
+from core.models.linear.evidence import ROWS, Evidence, Found
+
+from app.display import as_html
+
+ROLES = (("layers", "layers"), ("head", "head"), ("draft", "drafts"))
+
+
+def products(found: Found | None) -> str:
+    """A section that opens; "" where nothing was looked for."""
+    if found is None:
+        return ""
+    head = "".join(f"<th scope='col'>{rows} {'row' if rows == 1 else 'rows'}</th>" for rows in ROWS)
+    lines = "".join(_line(entry, found) for entry in found.table)
+    attention = ", ".join(
+        f"{as_html(name)} {_milliseconds(few)} and {_milliseconds(many)}"
+        for name, (few, many) in found.attended.items()
+    )
+    return (
+        "<details class='model products'><summary class='role'>Products on this processor</summary>"
+        "<p class='quiet'>Each form is checked against float64 on hard inputs, then timed in the target's sizes: "
+        "milliseconds of all layers, by rows of a pass.</p>"
+        "<div class='scroll'><table class='costs'><thead><tr><th scope='col'>Form</th>"
+        f"<th scope='col'>Error</th>{head}<th scope='col'>Chosen for</th></tr></thead>"
+        f"<tbody>{lines}</tbody></table></div>"
+        f"<p class='quiet'>Attention of a layer over 4 and 256 rows: {attention}; runs in "
+        f"{as_html(found.attention)}.</p></details>"
+    )
+
+
+def _line(entry: Evidence, found: Found) -> str:
+    name = f"<th scope='row'>{as_html(entry.form)}</th>"
+    error = "–" if entry.error is None else f"{entry.error:.0e}" if entry.error < 0.01 else f"{entry.error:.0%}"
+    if not entry.right:
+        return f"<tr class='left-out'>{name}<td>{error}</td><td colspan='5'>{as_html(entry.verdict)}</td></tr>"
+    chosen = ", ".join(word for role, word in ROLES if getattr(found, role) == entry.form)
+    cells = "".join(f"<td>{_milliseconds(seconds)}</td>" for seconds in entry.layers)
+    best = " class=best" if chosen else ""
+    return f"<tr{best}>{name}<td>{error}</td>{cells}<td>{chosen}</td></tr>"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:.2f}" if seconds < 0.01 else f"{1000 * seconds:,.0f}"
