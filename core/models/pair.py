@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -80,6 +82,8 @@ class Pair:
             return self._made[name]
 
 
+WARM_UP = 5.0  # seconds after which no other pass is begun to warm up
+
 # What ``PairInfo`` says of the draft where there is none.
 NO_DRAFT = dict(
     draft="",
@@ -122,10 +126,8 @@ def build_embedded_pair(
     distilled.keep_features(target, files.values())
     trained = distilled.makers(files, lender, forms)
     own = trained.pop(name)()
-    progress("Checking that rows are scored independently", None)
-    exactness = row_dependence(_first_layer(target)).sentence
-    progress("Warming up", None)
-    warm_up(target, own.drafter)
+    exactness = row_dependence(_first_layer(target), progress).sentence
+    warm_up(target, own.drafter, progress)
     progress("Reading the tokenizer", None)
     # Not AutoTokenizer, which gives the same here but imports model code for a second first.
     from transformers import PreTrainedTokenizerFast
@@ -153,17 +155,35 @@ def build_embedded_pair(
 
 
 @torch.inference_mode()
-def warm_up(target: Scorer, drafter: Drafter) -> None:
-    """One short pass of each kind: kernels set themselves up at first use, which a first reply would feel."""
+def warm_up(
+    target: Scorer,
+    drafter: Drafter,
+    say: Progress = silent,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """One short pass of each kind: kernels set themselves up at first use, which a first reply would feel.
+
+    Ends early where passes take so long that setting up is little beside them.
+    """
     ids = list(range(80))
     cache, state, settings = target.new_cache(), drafter.new_state(), Settings()
-    target.prefill(ids[:64], cache)
-    drafter.prefill(ids[:64], state, cache)
-    for rows in range(1, settings.num_draft_tokens + 2):
-        target.logits(ids[:rows], cache)
-    for length in (65, 67):  # it then reads one id, and two
+
+    def draft(length: int) -> None:
         drafter.draft(ids[:length], 2, settings, lambda: 0.5, state, cache)
         state.crop(length)
+
+    steps = [
+        lambda: target.prefill(ids[:64], cache),
+        lambda: drafter.prefill(ids[:64], state, cache),
+        *(partial(target.logits, ids[:rows], cache) for rows in range(1, settings.num_draft_tokens + 2)),
+        *(partial(draft, length) for length in (65, 67)),  # it then reads one id, and two
+    ]
+    start = clock()
+    for done, step in enumerate(steps):
+        if clock() - start > WARM_UP:
+            return
+        say("Warming up", done / len(steps))
+        step()
 
 
 def _first_layer(model: Decoder) -> Decoder:
