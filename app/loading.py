@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from core.models.errors import LoadError
+from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 
 if TYPE_CHECKING:
     from core.models.spec import PairSpec
@@ -117,6 +117,8 @@ class Loader:
         except Exception as error:  # whatever it is, the page must not wait for ever
             log.exception("Loading failed")
             sentence = f"The models could not be loaded ({type(error).__name__}: {error})."
+            if is_out_of_memory(error):  # on Windows there may be no room for a library of torch's own
+                sentence = str(too_little_memory("load the models"))
             self.state = LoadingState(sentence, failed=True, engine=before, spec=spec)
         before = None
         self._release()

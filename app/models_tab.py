@@ -253,8 +253,8 @@ class ModelsTab:
         return loading_strip(self.desk.loading)
 
     def measure_again(self) -> None:
-        """Look at the products anew and time the passes of the pair that runs, unless a reply is being written
-        with it."""
+        """Look at the products anew and time the passes of the pair that runs, unless a reply is being
+        written with it."""
         state = self.desk.loader.state
         if not self.may_choose or not can_measure(state):
             return

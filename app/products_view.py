@@ -6,9 +6,8 @@ shown as inert text, for verdicts hold what libraries say.
 
 from __future__ import annotations
 
-from core.models.linear.evidence import ROWS, Evidence, Found
-
 from app.display import as_html
+from core.models.linear.evidence import ROWS, Evidence, Found
 
 ROLES = (("layers", "layers"), ("head", "head"), ("draft", "drafts"))
 
@@ -25,8 +24,8 @@ def products(found: Found | None) -> str:
     )
     return (
         "<details class='model products'><summary class='role'>Products on this processor</summary>"
-        "<p class='quiet'>Each form is checked against float64 on hard inputs, then timed in the target's sizes: "
-        "milliseconds of all layers, by rows of a pass.</p>"
+        "<p class='quiet'>Each form is checked against float64 on hard inputs, then timed in the target's "
+        "sizes: milliseconds of all layers, by rows of a pass.</p>"
         "<div class='scroll'><table class='costs'><thead><tr><th scope='col'>Form</th>"
         f"<th scope='col'>Error</th>{head}<th scope='col'>Chosen for</th></tr></thead>"
         f"<tbody>{lines}</tbody></table></div>"
@@ -37,9 +36,12 @@ def products(found: Found | None) -> str:
 
 def _line(entry: Evidence, found: Found) -> str:
     name = f"<th scope='row'>{as_html(entry.form)}</th>"
-    error = "–" if entry.error is None else f"{entry.error:.0e}" if entry.error < 0.01 else f"{entry.error:.0%}"
+    error = "–"
+    if entry.error is not None:
+        error = f"{entry.error:.0e}" if entry.error < 0.01 else f"{entry.error:.0%}"
     if not entry.right:
-        return f"<tr class='left-out'>{name}<td>{error}</td><td colspan='5'>{as_html(entry.verdict)}</td></tr>"
+        why = f"<td colspan='5'>{as_html(entry.verdict)}</td>"
+        return f"<tr class='left-out'>{name}<td>{error}</td>{why}</tr>"
     chosen = ", ".join(word for role, word in ROLES if getattr(found, role) == entry.form)
     cells = "".join(f"<td>{_milliseconds(seconds)}</td>" for seconds in entry.layers)
     best = " class=best" if chosen else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from app import zero_gpu
 from app.loading import Loader, Progress
+from core.models.heartbeat import heard
 from core.models.load import load_pair, release
 
 if TYPE_CHECKING:
@@ -25,14 +26,15 @@ def begin(spec: PairSpec | None) -> Loader:
 
 def load_engine(spec: PairSpec | None, progress: Progress) -> Any:
     """The engine of ``spec``, or of what this machine suggests where it is None. Raises LoadError."""
-    progress("Starting PyTorch.", None)
-    from app.choosing import by_machine
-    from core.engine import Engine
+    with heard(progress) as say:
+        say("Starting PyTorch.", None)
+        from app.choosing import by_machine
+        from core.engine import Engine
 
-    pair = load_pair(spec or by_machine(), progress)
-    if not zero_gpu.active():  # there, the GPU is lent to replies alone
-        from core.calibration import costs_if_any
+        pair = load_pair(spec or by_machine(), say)
+        if not zero_gpu.active():  # there, the GPU is lent to replies alone
+            from core.calibration import MEASURING, costs_if_any
 
-        progress("Measuring what passes cost", None)
-        pair.costs = costs_if_any(pair)
+            say(MEASURING, None)
+            pair.costs = costs_if_any(pair, say)
     return zero_gpu.engine(Engine(pair))

@@ -30,6 +30,7 @@ from types import ModuleType
 from typing import Any
 
 from core.generation import Underway
+from core.models.errors import is_out_of_memory
 from core.records import Reply, Round, Settings
 
 log = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ NEW_TOKENS_PER_SECOND = 25
 MOST_SECONDS = 120  # what a visitor without an account has in a day; longer declarations may be refused
 
 ABORTED = "The GPU's time for this reply ran out: what was written is kept; allow fewer new tokens."
+NO_MEMORY = "The reply ended early, because the GPU had too little memory: begin a new conversation."
 
 # What crosses from the GPU process with each item: prefill seconds, reused tokens, a round, the reply.
 Item = tuple[float | None, int | None, Round | None, Reply | None]
@@ -202,4 +204,6 @@ def _sentence(exception: Exception) -> str:
     message = str(getattr(exception, "message", exception)).strip() or type(exception).__name__
     if message == "GPU task aborted":
         return ABORTED
+    if is_out_of_memory(exception):
+        return NO_MEMORY
     return f"The reply ended early because of the GPU: {message.rstrip('.')}."

@@ -43,6 +43,7 @@ from core.engine import Engine
 from core.metrics import expected_tokens
 from core.models import rows as row_test
 from core.models.decoder import Decoder
+from core.models.errors import is_out_of_memory
 from core.models.linear.evidence import product_dependence
 from core.models.linear.forms import maker
 from core.models.pair import Pair
@@ -525,7 +526,9 @@ def run(device: str = "cuda", small: bool = False, json: str | None = None) -> i
             continue
         try:
             report.figures["pairs"][form] = measure(report, form, place, sizes)
-        except torch.cuda.OutOfMemoryError:
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
             report.say(f"  The card's memory is too small for a target in {form}.")
         gc.collect()
         if place.type == "cuda":

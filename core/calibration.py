@@ -4,6 +4,8 @@ The least of a few timings of each pass is taken: what a machine does beside onl
 user's cache folder by the pair's weights and forms, the device and the versions, so that later starts decide
 alike. On a CPU the number of threads is chosen first (``core.threads``) and kept with the costs. A pair is
 measured behind a short context; a long one makes all passes dearer and the draft's share of a round smaller.
+Where passes take so long that ``BUDGET`` is spent, each is timed once and those of a large K not at all:
+``Costs.verify`` is then shorter, and K is chosen among those that were measured.
 
 Run: ``python -m core.calibration`` measures the embedded pair anew and prints its costs.
 """
@@ -18,6 +20,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -26,8 +29,10 @@ import torch
 
 from core.auto_k import MOST, Costs
 from core.engine import Engine
+from core.models import Progress, silent
 from core.models.embedded import home, load_embedded
 from core.models.errors import LoadError
+from core.models.heartbeat import heard
 from core.models.pair import Pair
 from core.records import Settings
 from core.terminal import progress_printer
@@ -38,9 +43,12 @@ log = logging.getLogger(__name__)
 KEPT = "costs.json"  # in home()
 CONTEXT = 96  # ids behind which passes are timed
 REPEATS = 3
+BUDGET = 10.0  # seconds after which no pass is timed once more, and no larger K at all
+LEAST = Settings().num_draft_tokens  # the K up to which costs are measured however long that takes
+MEASURING = "Measuring what passes cost"
 
 
-def costs(pair: Pair) -> Costs | None:
+def costs(pair: Pair, say: Progress = silent) -> Costs | None:
     """The pair's costs: kept ones, or measured now and kept. None without a draft.
 
     torch computes with the number of threads they were measured with from then on.
@@ -52,22 +60,22 @@ def costs(pair: Pair) -> Costs | None:
         found = kept[_name(pair)]
         costs, threads = Costs(found["draft"], tuple(found["verify"]), found["overhead"]), found["threads"]
     except (OSError, ValueError, KeyError, TypeError):
-        return measure_again(pair)
+        return measure_again(pair, say)
     use(threads)
     return costs
 
 
-def measure_again(pair: Pair) -> Costs:
+def measure_again(pair: Pair, say: Progress = silent) -> Costs:
     """The pair's costs, measured now and kept. The pair has a draft and writes nothing meanwhile."""
     if pair.info.device == "cpu":
-        choose_threads(pair)
-    measured = measure(pair)
+        choose_threads(pair, say)
+    measured = measure(pair, say=say)
     _keep(home() / KEPT, _name(pair), measured)
     return measured
 
 
 @torch.inference_mode()
-def choose_threads(pair: Pair) -> int:
+def choose_threads(pair: Pair, say: Progress = silent) -> int:
     """The number of threads with which a plain and a speculative round take least time, now in use."""
     ids = [i % pair.target.readable_ids for i in range(CONTEXT)]
     cache, state = pair.target.new_cache(), pair.drafter.new_state()
@@ -84,25 +92,35 @@ def choose_threads(pair: Pair) -> int:
 
     pair.target.prefill(ids[:-1], cache)
     pair.drafter.prefill(ids[:-1], state, cache)
-    return choose(rounds)
+    return choose(rounds, say)
 
 
-def costs_if_any(pair: Pair) -> Costs | None:
+def costs_if_any(pair: Pair, say: Progress = silent) -> Costs | None:
     """``costs``; None with a line in the log where measuring fails, for a pair runs without them."""
     try:
-        return costs(pair)
+        return costs(pair, say)
     except Exception as error:
         log.warning("What the pair's passes cost could not be measured: %r", error)
         return None
 
 
 @torch.inference_mode()
-def measure(pair: Pair, batched: bool | None = None) -> Costs:
+def measure(
+    pair: Pair,
+    batched: bool | None = None,
+    say: Progress = silent,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Costs:
     """Times the pair's passes and a few rounds of its engine (``batched`` as the engine takes it)."""
+    begun = clock()
+
+    def over() -> bool:
+        return clock() - begun > BUDGET
+
     ids = [i % pair.target.readable_ids for i in range(CONTEXT)]
     engine = Engine(pair, batched=batched)
     if engine.batched:
-        return _of_rounds(engine, ids)
+        return _of_rounds(engine, ids, say, over)
     cache, state = pair.target.new_cache(), pair.drafter.new_state()
     pair.target.prefill(ids[:-1], cache)
     pair.drafter.prefill(ids[:-1], state, cache)
@@ -117,26 +135,34 @@ def measure(pair: Pair, batched: bool | None = None) -> Costs:
         cache.crop(CONTEXT - 1)
         pair.drafter.draft(ids, MOST, settings, lambda: 0.5, state, cache)
 
-    passes = [partial(verify, rows) for rows in range(1, MOST + 2)]
-    seconds = [math.inf] * (MOST + 2)
-    for _ in range(REPEATS):  # in turn, so that a disturbance of the machine meets all alike
-        for n, work in enumerate([*passes, draft]):
-            start = time.perf_counter()
-            work()
-            seconds[n] = min(seconds[n], time.perf_counter() - start)
-    rounds = list(Engine(pair, cache_bytes=0).generate(ids, settings))
+    work = {0: draft} | {rows: partial(verify, rows) for rows in range(1, MOST + 2)}
+    seconds: dict[int, float] = {}
+    for turn in range(REPEATS):  # in turn, so that a disturbance of the machine meets all alike
+        for n in work:
+            if over() and (turn or n > LEAST + 1):
+                break
+            say(MEASURING, (turn * len(work) + n) / (REPEATS * len(work) + 1))
+            start = clock()
+            work[n]()
+            seconds[n] = min(seconds.get(n, math.inf), clock() - start)
+    # Beside passes so long that there is no time for a round, the rest of one is nothing.
+    rounds = [] if over() else list(Engine(pair, cache_bytes=0).generate(ids, settings))
     return Costs(
-        draft=seconds.pop() / MOST,
-        verify=tuple(accumulate(seconds, max)),  # more rows are not cheaper: that was a disturbance
-        overhead=min(round_.overhead_seconds for round_ in rounds),
+        draft=seconds.pop(0) / MOST,
+        verify=tuple(accumulate(seconds.values(), max)),  # more rows are not cheaper: that was a disturbance
+        overhead=min((round_.overhead_seconds for round_ in rounds), default=0.0),
     )
 
 
-def _of_rounds(engine: Engine, ids: list[int]) -> Costs:
+def _of_rounds(engine: Engine, ids: list[int], say: Progress, over: Callable[[], bool]) -> Costs:
     """Of rounds with each K, the least: a pass alone would be timed with a wait that rounds do not have."""
     verify, draft, overhead = [], math.inf, math.inf
     for k in range(MOST + 1):
-        settings = Settings(temperature=1.0, num_draft_tokens=k, max_new_tokens=REPEATS * (k + 1))
+        if over() and k > LEAST:
+            break
+        say(MEASURING, k / (MOST + 1))
+        repeats = 1 if over() else REPEATS
+        settings = Settings(temperature=1.0, num_draft_tokens=k, max_new_tokens=repeats * (k + 1))
         rounds = [r for r in engine.generate(ids, settings) if r.drafted == k]
         verify.append(min(r.target_seconds for r in rounds))
         overhead = min(overhead, *(r.overhead_seconds for r in rounds))
@@ -147,7 +173,7 @@ def _of_rounds(engine: Engine, ids: list[int]) -> Costs:
 
 def _name(pair: Pair) -> str:
     """What costs depend on, in one word."""
-    info = pair.info
+    info = dataclasses.replace(pair.info, exactness_note=None)  # it says how much there was time to test
     device = torch.cuda.get_device_name() if info.device.startswith("cuda") else f"{usable_cores()} cores"
     # With the user's own number of threads what was measured is theirs.
     what = (info, device, torch.__version__, torch.get_num_threads() if chosen_by_user() else None)
@@ -171,13 +197,13 @@ def _keep(path: Path, name: str, measured: Costs) -> None:
 
 
 def main() -> None:
-    say = progress_printer(sys.stderr)
     try:
-        pair = load_embedded(say)
+        with heard(progress_printer(sys.stderr)) as say:
+            pair = load_embedded(say)
+            found = measure_again(pair, say)
+            say("", None)
     except LoadError as error:
         sys.exit(str(error))
-    say("", None)
-    found = measure_again(pair)
     rows = ", ".join(f"{1e3 * seconds:.1f}" for seconds in found.verify)
     print(f"threads: {torch.get_num_threads()} of {usable_cores()} cores")
     print(f"target, 1 to {len(found.verify)} rows: {rows} ms")

@@ -26,6 +26,7 @@ from core.auto_k import AutoK
 from core.batched import Batched
 from core.drafters.base import Drafter
 from core.generation import Underway
+from core.models.errors import is_out_of_memory
 from core.models.pair import Pair
 from core.records import Fate, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
@@ -130,6 +131,16 @@ class Engine:
         return Generation(self, pair, list(prompt_ids), settings, cancel or threading.Event(), domain)
 
 
+def _sentence(exception: Exception) -> str:
+    """Why a reply ended early."""
+    if is_out_of_memory(exception):
+        return (
+            "The reply ended early, because there was too little memory: begin a new conversation, close "
+            "what else uses the memory, or load a smaller pair."
+        )
+    return f"The reply ended early: {exception or type(exception).__name__}."
+
+
 class Generation(Underway):
     """One reply of an engine under way. ``reused_tokens`` is None until the reply has its turn."""
 
@@ -178,7 +189,7 @@ class Generation(Underway):
                     return
         except Exception as exception:
             log.exception("the reply ended with an error")
-            finish, error = "error", f"The reply ended early: {exception or type(exception).__name__}."
+            finish, error = "error", _sentence(exception)
         finally:
             failed = error is not None or (self._loop is not None and self._loop.error is not None)
             if kept is not None and not failed:

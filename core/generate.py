@@ -49,6 +49,7 @@ from core.drafters.names import DRAFTERS, TREE_DRAFTERS
 from core.metrics import Figures, summarize
 from core.models import Progress
 from core.models.errors import LoadError
+from core.models.heartbeat import heard
 from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
 from core.records import EXACT_VERIFIERS, Fate, PairInfo, Reply, Round, Settings, Token, writes_exactly
 from core.settings import LOSSY, SettingsError, parse_settings
@@ -395,7 +396,7 @@ def _measured(pair: Pair, request: Request, progress: Progress) -> Request:
     from core.calibration import costs_if_any
 
     progress("Measuring what passes cost", None)
-    pair.costs = costs_if_any(pair)
+    pair.costs = costs_if_any(pair, progress)
     if pair.costs is not None or pair.drafter is None:
         return request
     progress("", None)
@@ -416,12 +417,12 @@ def main(arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progr
     use_utf8()
     try:
         request = parse_request(arguments)
-        progress = progress_printer(sys.stderr)
-        progress("Loading PyTorch", None)
-        pair = load(request.pair, progress).drafting(request.drafter)
-        if request.settings.auto_draft_tokens:
-            request = _measured(pair, request, progress)
-        progress("", None)
+        with heard(progress_printer(sys.stderr)) as progress:
+            progress("Loading PyTorch", None)
+            pair = load(request.pair, progress).drafting(request.drafter)
+            if request.settings.auto_draft_tokens:
+                request = _measured(pair, request, progress)
+            progress("", None)
         for note in pair.notes:
             print(printable(note), file=sys.stderr)
         try:

@@ -204,7 +204,8 @@ def _reading_order(round_: Round) -> list[Token]:
 
 
 def progress_printer(out: TextIO) -> Callable[[str, float | None], None]:
-    """A loader's ``progress``: one line rewritten in place on a terminal, elsewhere a line a sentence.
+    """A loader's ``progress``: one line rewritten in place on a terminal, elsewhere a line a sentence, with
+    how far it was then.
 
     Call it with an empty sentence when all is loaded, which clears the line on a terminal. Work goes on where
     nobody can be told of it any more.
@@ -215,11 +216,11 @@ def progress_printer(out: TextIO) -> Callable[[str, float | None], None]:
     def progress(sentence: str, fraction: float | None) -> None:
         nonlocal previous
         with contextlib.suppress(OSError):
+            percent = "" if fraction is None else f" {fraction:.0%}"
             if in_place:
-                percent = "" if fraction is None else f" {fraction:.0%}"
                 out.write(f"\r\x1b[K{sentence}{percent}")
             elif sentence and sentence != previous:
-                out.write(f"{sentence}\n")
+                out.write(f"{sentence}{percent}\n")
             previous = sentence
             out.flush()
 

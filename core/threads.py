@@ -15,10 +15,13 @@ from pathlib import Path
 
 import torch
 
+from core.models import Progress, silent
+
 CGROUP = Path("/sys/fs/cgroup")
 REPEATS = 5  # timings of the work with each number of threads; the least counts
 NEARLY = 1.03  # fewer threads that take this much longer leave a core to others for it
 BUSY = 25  # percent of the machine's time in use before anything is tried
+LONG = 1.0  # seconds of work that is timed once: what else its first run holds is little beside them
 HOPELESS = 1.3  # with fewer threads than those that take this much longer nothing is tried
 
 
@@ -58,7 +61,7 @@ def use(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def choose(work: Callable[[], object]) -> int:
+def choose(work: Callable[[], object], say: Progress = silent) -> int:
     """The number of threads with which ``work`` takes least time, which torch then uses.
 
     Tried are all cores there are, half of them, and so on. What torch uses now stays where the user chose it,
@@ -69,7 +72,7 @@ def choose(work: Callable[[], object]) -> int:
         return before
     chosen = before
     try:
-        chosen = _fastest(work)
+        chosen = _fastest(work, say)
     finally:
         use(chosen)
     return chosen
@@ -81,13 +84,15 @@ def _busy_percent() -> float:
     return psutil.cpu_percent(interval=0.1)
 
 
-def _fastest(work: Callable[[], object]) -> int:
+def _fastest(work: Callable[[], object], say: Progress) -> int:
     taken: dict[int, float] = {}
-    threads = usable_cores()
+    threads = cores = usable_cores()
     while threads:
         use(threads)
-        work()  # threads begin and end here
-        taken[threads] = min(_seconds(work) for _ in range(REPEATS))
+        say("Choosing the number of threads", len(taken) / cores.bit_length())
+        taken[threads] = _seconds(work)  # threads begin and end here
+        if taken[threads] < LONG:
+            taken[threads] = min(_seconds(work) for _ in range(REPEATS))
         if taken[threads] > HOPELESS * min(taken.values()):
             break
         threads //= 2

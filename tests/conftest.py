@@ -20,7 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
-os.environ["OMP_NUM_THREADS"] = "2"  # figures and speed alike on every machine: none are chosen
+# Figures and speed alike on every machine: no number of threads is chosen. Two workers with two threads each
+# would wait for each other on two cores after every product, for most of the time.
+os.environ["OMP_NUM_THREADS"] = "1" if "PYTEST_XDIST_WORKER" in os.environ else "2"
 
 import pytest
 
@@ -30,7 +32,7 @@ from core.models import embedded  # isort: skip
 
 import torch  # isort: skip
 
-torch.set_num_threads(2)
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 REAL_HOME = embedded.home()  # before any test has a REDLINE_HOME of its own
 ATTEMPTS: list[str] = []  # outside connections attempted since the running test began
@@ -72,6 +74,23 @@ def _guarded(name: str):
 def _guarded_getaddrinfo(host, *args, _original=socket.getaddrinfo, **kwargs):
     _refuse_outside(host)  # looking a name up asks a server outside
     return _original(host, *args, **kwargs)
+
+
+# The files that take longest begin first: the last one would otherwise run beside an idle worker.
+LONGEST = (
+    "e2e/test_real_app.py",
+    "core/test_exactness.py",
+    "app/test_page_browser.py",
+    "core/test_exactness_trees.py",
+    "app/test_token_view_browser.py",
+    "core/test_lossy.py",
+    "core/test_load.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))  # else in the order in which they came
 
 
 def pytest_configure() -> None:

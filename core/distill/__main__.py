@@ -20,6 +20,7 @@ from core.distill.corpus import Corpus, CorpusError
 from core.models import Progress
 from core.models.draft_file import KINDS
 from core.models.errors import LoadError
+from core.models.heartbeat import heard
 from core.models.spec import EMBEDDED
 from core.terminal import progress_printer, put_out, use_utf8
 
@@ -72,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from core.distill.train import TrainingError  # torch takes a second to import
 
     try:
-        found = _run(options, progress)
+        with heard(progress) as say:
+            found = _run(options, say)
     except (CorpusError, LoadError, TrainingError) as error:
         progress("", None)
         sys.exit(str(error))
@@ -124,9 +126,7 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
     if held_out is None and options.target == EMBEDDED and HELD_OUT.exists():
         held_out = HELD_OUT
     layers = LAYERS[options.kind] if options.layers is None else options.layers
-    plan = Plan(
-        options.steps, options.tokens, options.rate, seed=options.seed, save_every=options.save_every
-    )
+    plan = Plan(options.steps, options.tokens, options.rate, seed=options.seed, save_every=options.save_every)
     _, found = distill(
         target,
         tokenizer,

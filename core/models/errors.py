@@ -2,18 +2,51 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+
+# What systems and libraries say when memory is out, in small letters. torch on a processor has a wording of
+# its own for Linux and one for Windows; Windows speaks of its paging file.
+_WORDS = re.compile(
+    "can't allocate memory|cannot allocate memory|unable to allocate|not enough memory|out of memory"
+    "|outofmemoryerror|bad_?alloc|bad allocation|paging file is too small|(cublas|cudnn)_status_alloc_failed"
+)
+# The codes of errors as text, which need not be in English: Rust's (safetensors) and Python's of Windows.
+_CODE = re.compile(r"\b(?:os error|winerror) (\d+)\b")
+_WINDOWS = (8, 14, 1455)  # not enough memory, out of memory, the paging file is too small
+
 
 class LoadError(RuntimeError):
     """A model cannot be loaded; the message is one sentence that says why and what to do."""
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Of Python, of a card, or of torch on a processor."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of Python, of the system, of a card, or of torch on a processor; also where that caused ``error``."""
     return (
         isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate memory" in str(error)
+        or _is_of_system(error)
+        or _says_so(f"{type(error).__name__}: {error}")
+        or (error.__cause__ is not None and is_out_of_memory(error.__cause__))
     )
+
+
+def _is_of_system(error: BaseException) -> bool:
+    """By its number. 8 is one of Windows' alone: elsewhere it is a program of a wrong format."""
+    if not isinstance(error, OSError):
+        return False
+    return error.errno in (errno.ENOMEM, 1455) or getattr(error, "winerror", None) in _WINDOWS
+
+
+def _says_so(text: str) -> bool:
+    text = text.lower()
+    codes = _WINDOWS if os.name == "nt" else (errno.ENOMEM, 1455)
+    return bool(_WORDS.search(text)) or any(int(code) in codes for code in _CODE.findall(text))
+
+
+def too_little_memory(what: str) -> LoadError:
+    """Where memory was out before a model was reached: ``what`` is what was being done."""
+    return LoadError(f"There was too little memory to {what}: close what else uses it, and try again.")
 
 
 def first_line(error: Exception) -> str:

@@ -38,8 +38,6 @@ from core.records import PairInfo
 from core.settings import SUGGESTIBLE, SettingsError, parse_settings
 from core.text import end_token_ids
 
-QUICK = 500_000_000  # parameters below which a pass is so quick on a processor that every row count is tested
-
 
 def load_general(spec: PairSpec, say: Progress) -> Pair:
     """The pair ``spec`` asks for, ready to run. Raises LoadError, and whatever libraries raise."""
@@ -58,9 +56,7 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
     notes += [note for plan, (_, form) in zip(plans, loaded, strict=True) for note in _notes(plan, form)]
     if not target.tokenizer.chat_template:
         notes.insert(0, NO_TEMPLATE)
-    say("Checking that rows are scored independently", None)
-    is_quick = device == "cuda" or (target.checkpoint.parameters or QUICK) < QUICK
-    exactness = row_dependence(models[0], thorough=is_quick).sentence
+    exactness = row_dependence(models[0], say).sentence
     own, trained = _ways(spec, models, plans, [form for _, form in loaded], say)
     if is_distilled(spec) and device == "cuda" and own.drafter.name == ModelDrafter.name:
         notes.append("The distilled draft runs on the CPU, the target on the card.")
@@ -134,7 +130,7 @@ def _ways(
     if is_distilled(spec):
         say("Packing the draft for this processor", None)
         own = trained.pop(name)()
-        warm_up(target, own.drafter)
+        warm_up(target, own.drafter, say)
         return own, trained
     if not spec.draft:
         return None, trained

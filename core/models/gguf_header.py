@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.models.errors import LoadError
+from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,17 @@ def read_header(path: Path) -> Header:
         return _header(path)
     except LoadError:
         raise
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from error
-    except Exception as error:  # the reader trusts the file: a damaged one fails anywhere in it
-        raise LoadError(f"{path.name} is no GGUF file or was not fetched whole: fetch it again.") from error
+    except Exception as error:
+        raise _sentence(path, error) from error
+
+
+def _sentence(path: Path, error: Exception) -> LoadError:
+    if is_out_of_memory(error):
+        return too_little_memory(f"read {path.name}")
+    if isinstance(error, OSError):
+        return LoadError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.")
+    # The reader trusts the file: a damaged one fails anywhere in it.
+    return LoadError(f"{path.name} is no GGUF file or was not fetched whole: fetch it again.")
 
 
 def _header(path: Path) -> Header:

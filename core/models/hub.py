@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.models import Progress
-from core.models.errors import LoadError
+from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 from core.models.memory import gigabytes
 from core.models.weights import WeightFile
 
@@ -221,6 +221,8 @@ def sentence(repo: str, revision: str | None, error: BaseException) -> str:
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__  # it says that the file is not cached; this, why it could not be fetched
+    if is_out_of_memory(error):
+        return str(too_little_memory(f"fetch {repo}"))
     page = f"{constants.ENDPOINT}/{repo}"
     login = "log in with `hf auth login` or set HF_TOKEN"
     status = getattr(getattr(error, "response", None), "status_code", None)

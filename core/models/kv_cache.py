@@ -13,7 +13,8 @@ import torch
 
 # Attention always runs over whole blocks of keys, the surplus masked: the sums over keys then have
 # the same structure for a token whether it is scored alone or with others behind it, and come out
-# bit-equal (measured: 64 and 128 are not enough, see docs/LOG.md).
+# bit-equal (measured: 64 and 128 are not enough, see docs/LOG.md). A pass whose rows end in two blocks is
+# made in two, so that a row has the same number of keys as alone.
 KEY_BLOCK = 256
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from core.models import Progress, silent
 from core.models.embedded import load_embedded
 from core.models.errors import LoadError, first_line, is_out_of_memory
+from core.models.heartbeat import heard
 from core.models.spec import (
     EMBEDDED,
     PairSpec,
@@ -39,7 +40,8 @@ log = logging.getLogger(__name__)
 def load_pair(spec: PairSpec, progress: Progress = silent) -> Pair:
     """The pair ``spec`` asks for, ready to run. Raises LoadError, with nothing left loaded."""
     try:
-        return _load(spec, progress)
+        with heard(progress) as say:
+            return _load(spec, say)
     except LoadError as error:
         sentence = str(error)
     except Exception as error:  # of many kinds: the last are those of kernels that fail at their first use

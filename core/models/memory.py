@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.models.errors import LoadError
+from core.models.processor import has_fast_bfloat16
 
 # Bytes for one weight of a linear layer, by form (``core.models.spec.QUANTIZE``). "nf4" with double
 # quantisation is 4 bits + 8 bits for every 64 weights; the forms of the project keep a scale for every row or
@@ -118,14 +119,7 @@ def choose_dtype(asked: str, device: str, bytes_16bit: int | None) -> str:
     if device == "cuda":
         return "bfloat16"
     large = bytes_16bit is not None and bytes_16bit > LARGE
-    return "bfloat16" if large and has_bfloat16() else "float32"
-
-
-def has_bfloat16() -> bool:
-    """Whether this processor has bfloat16 products."""
-    import torch
-
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bfloat16" if large and has_fast_bfloat16() else "float32"
 
 
 def needed_to_load(

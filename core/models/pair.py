@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from core.models import Progress, distilled, silent
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import NAME, home
+from core.models.kv_cache import KEY_BLOCK
 from core.models.linear import evidence
 from core.models.linear.forms import in_two, maker, needs_rotation
 from core.models.rotation import Rotation
@@ -84,6 +87,8 @@ class Pair:
             return self._made[name]
 
 
+WARM_UP = 5.0  # seconds after which no other pass is begun to warm up
+
 # What ``PairInfo`` says of the draft where there is none.
 NO_DRAFT = dict(
     draft="",
@@ -126,11 +131,10 @@ def build_embedded_pair(
     distilled.keep_features(target, files.values())
     trained = distilled.makers(files, lender, forms)
     own = trained.pop(name)()
-    progress("Checking that rows are scored independently", None)
-    # One layer has all kernels, attention and head included, in a fraction of the time.
-    exactness = row_dependence(target.beginning(1)).sentence
-    progress("Warming up", None)
-    warm_up(target, own.drafter)
+    # One layer has all kernels, attention and head included, in a fraction of the time. The rows end in two
+    # blocks of keys.
+    exactness = row_dependence(target.beginning(1), progress, behind=KEY_BLOCK - 8).sentence
+    warm_up(target, own.drafter, progress)
     progress("Reading the tokenizer", None)
     # Not AutoTokenizer, which gives the same here but imports model code for a second first.
     from transformers import PreTrainedTokenizerFast
@@ -160,11 +164,12 @@ def build_embedded_pair(
 
 
 LOAD_AGAIN = "Other products are the fastest here now: load the pair again, and it runs with them."
+CHOSEN = ("layers", "head", "draft", "attention")
 
 
 def look_again(pair: Pair) -> str | None:
-    """Checks and times the forms of a pair's products anew, where evidence chose them, and keeps what is found
-    for the next load. Gives a sentence where that will run other forms than run now."""
+    """Checks and times the forms of a pair's products anew, where evidence chose them, and keeps what is
+    found for the next load. Gives a sentence where that will run other forms than run now."""
     if pair.products is None:
         return None
     found = evidence.find(evidence.EMBEDDED, home(), again=True)
@@ -172,9 +177,6 @@ def look_again(pair: Pair) -> str | None:
     if same:
         pair.products = found
     return None if same else LOAD_AGAIN
-
-
-CHOSEN = ("layers", "head", "draft", "attention")
 
 
 def embedded_target(
@@ -201,14 +203,32 @@ def embedded_target(
 
 
 @torch.inference_mode()
-def warm_up(target: Scorer, drafter: Drafter) -> None:
-    """One short pass of each kind: kernels set themselves up at first use, which a first reply would feel."""
+def warm_up(
+    target: Scorer,
+    drafter: Drafter,
+    say: Progress = silent,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """One short pass of each kind: kernels set themselves up at first use, which a first reply would feel.
+
+    Ends early where passes take so long that setting up is little beside them.
+    """
     ids = list(range(80))
     cache, state, settings = target.new_cache(), drafter.new_state(), Settings()
-    target.prefill(ids[:64], cache)
-    drafter.prefill(ids[:64], state, cache)
-    for rows in range(1, settings.num_draft_tokens + 2):
-        target.logits(ids[:rows], cache)
-    for length in (65, 67):  # it then reads one id, and two
+
+    def draft(length: int) -> None:
         drafter.draft(ids[:length], 2, settings, lambda: 0.5, state, cache)
         state.crop(length)
+
+    steps = [
+        lambda: target.prefill(ids[:64], cache),
+        lambda: drafter.prefill(ids[:64], state, cache),
+        *(partial(target.logits, ids[:rows], cache) for rows in range(1, settings.num_draft_tokens + 2)),
+        *(partial(draft, length) for length in (65, 67)),  # it then reads one id, and two
+    ]
+    start = clock()
+    for done, step in enumerate(steps):
+        if clock() - start > WARM_UP:
+            return
+        say("Warming up", done / len(steps))
+        step()

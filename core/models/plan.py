@@ -16,7 +16,7 @@ import transformers
 from core.models import Progress, memory, quantize, silent
 from core.models.checkpoint import Checkpoint, inspect
 from core.models.decoder import lean_reason
-from core.models.errors import LoadError, first_line
+from core.models.errors import LoadError, first_line, is_out_of_memory, too_little_memory
 from core.models.spec import EMBEDDED, PairSpec, draft_folder, quantize_flag
 from core.models.transformers_decoder import check_class, context_length
 
@@ -172,6 +172,8 @@ def _config(checkpoint: Checkpoint) -> transformers.PreTrainedConfig:
     try:
         config = transformers.AutoConfig.from_pretrained(**where_from(checkpoint))
     except Exception as error:  # of many kinds: each library that checks it has its own
+        if is_out_of_memory(error):
+            raise too_little_memory(f"read the config of {name}") from error
         raise LoadError(
             f"The config of {name} cannot be used ({first_line(error)}): fetch it anew."
         ) from error
@@ -195,6 +197,8 @@ def _tokenizer(checkpoint: Checkpoint, config) -> transformers.PreTrainedTokeniz
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**where_from(checkpoint))
     except Exception as error:  # as above
+        if is_out_of_memory(error):
+            raise too_little_memory(f"read the tokenizer of {checkpoint.name}") from error
         raise LoadError(
             f"The tokenizer of {checkpoint.name} cannot be read ({first_line(error)}): put its files "
             "beside the weights."

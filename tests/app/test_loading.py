@@ -67,6 +67,17 @@ def test_a_fault_of_ours_is_told_too():
     assert loader.state.failed and "KeyError" in loader.state.sentence
 
 
+def test_nx_09_memory_that_is_out_before_there_is_a_pair_is_told_as_that():
+    """On Windows a library of torch's own may find no room while torch is imported."""
+
+    def load(spec, progress):
+        raise OSError("[WinError 1455] The paging file is too small for this operation to complete.")
+
+    loader = Loader(load)
+    loader.start(wait=True)
+    assert loader.state.failed and "too little memory to load the models" in loader.state.sentence
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_was_loaded_answers_until_the_next_is_ready_and_after_a_failure(fails):
     during = []

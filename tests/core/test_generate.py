@@ -133,7 +133,7 @@ def test_plain_decoding_leaves_figures_of_drafts_undefined(run, capsys):
 
 def test_k_may_be_chosen_automatically_and_drafts_judged_in_blocks(run, capsys, monkeypatch, embedded_pair):
     monkeypatch.setattr(embedded_pair, "costs", None)  # put back afterwards: the pair is everybody's
-    monkeypatch.setattr(calibration, "measure", lambda pair: Costs(0.001, (0.01,) * 9))
+    monkeypatch.setattr(calibration, "measure", lambda pair, **how: Costs(0.001, (0.01,) * 9))
     assert run(*ASK, "--k", "auto", "--verifier", "block", "--json") == 0
     *rounds, reply = map(strict_json, capsys.readouterr().out.splitlines())
     assert rounds[0]["num_draft_tokens_reason"] == "auto" and 0 < rounds[0]["num_draft_tokens"] <= 8

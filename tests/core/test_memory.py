@@ -94,9 +94,9 @@ def test_dtype(monkeypatch):
     assert choose_dtype("float16", "cpu", 10**8) == "float16"
     assert choose_dtype("auto", "cuda", 10**8) == "bfloat16"
     assert choose_dtype("auto", "cpu", 10**8) == choose_dtype("auto", "cpu", None) == "float32"
-    monkeypatch.setattr(memory, "has_bfloat16", lambda: True)
+    monkeypatch.setattr(memory, "has_fast_bfloat16", lambda: True)
     assert choose_dtype("auto", "cpu", 4 * 10**9) == "bfloat16"
-    monkeypatch.setattr(memory, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(memory, "has_fast_bfloat16", lambda: False)
     assert choose_dtype("auto", "cpu", 4 * 10**9) == "float32"
 
 

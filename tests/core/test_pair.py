@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 
 import pytest
@@ -15,7 +16,7 @@ from core.models.draft_file import load_draft
 from core.models.embedded import DRAFTS, home
 from core.models.linear import evidence, forms
 from core.models.linear.evidence import Found
-from core.models.pair import LOAD_AGAIN, look_again
+from core.models.pair import LOAD_AGAIN, WARM_UP, look_again, warm_up
 from core.prompts import load_prompts
 from core.records import Settings
 from core.text import PromptError
@@ -156,3 +157,23 @@ def test_another_way_to_draft_is_made_at_its_first_use_and_once():
 def test_a_way_that_is_not_offered_is_refused_in_a_sentence():
     with pytest.raises(PromptError, match="no drafter 'medusa': choose one of model, eagle, ngram, plain"):
         some_pair([]).drafting("medusa")
+
+
+@pytest.mark.parametrize("seconds, passes", [(0.0, 8), (WARM_UP, 1)])
+def test_warming_up_tells_how_far_it_is_and_ends_early_where_passes_take_long(seconds, passes):
+    ran, said = [], []
+
+    class Watched:
+        """A target or a drafter, of which only that something runs is looked at."""
+
+        def __getattr__(self, name):
+            return lambda *args: ran.append(name) or self
+
+        def crop(self, length):
+            pass
+
+    now = itertools.count()
+    warm_up(Watched(), Watched(), lambda *what: said.append(what), lambda: seconds * 0.9 * next(now))
+    assert len([name for name in ran if not name.startswith("new_")]) == passes
+    fractions = [fraction for _, fraction in said]
+    assert fractions == sorted(fractions) and len(fractions) == passes and fractions[0] == 0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from core.models import decoder as decoder_module
-from core.models.rows import FEW_COUNTS, MOST_ROWS, RowDependence, row_dependence
+from core.models.rows import COUNTS, MOST_ROWS, TELLING, RowDependence, row_dependence
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import ToyDecoder, table
 
@@ -60,6 +61,47 @@ def test_a_short_context_leaves_the_larger_counts_out():
     model = ToyDecoder(table(1, 26))
     row_dependence(model)
     assert {rows for _, rows in model.reads[1:]} == set(range(1, MOST_ROWS + 1))
-    model = ToyDecoder(table(1, 26))
-    row_dependence(model, thorough=False)
-    assert {rows for _, rows in model.reads[1:]} == {1, *FEW_COUNTS}
+
+
+class SlowDecoder(ToyDecoder):
+    """Its clock moves by a second a pass; from ``odd_from`` rows on, a row comes out otherwise than alone."""
+
+    def __init__(self, odd_from: int = 100):
+        super().__init__(table(1, 26))
+        self.now, self.odd_from = 0.0, odd_from
+
+    def logits(self, ids, cache):
+        self.now += 1
+        return super().logits(ids, cache) + (torch.arange(26) / 1e4 if len(ids) >= self.odd_from else 0)
+
+    def tested(self, budget: float) -> tuple[RowDependence, list[int]]:
+        """What came out, and the row counts in the order in which they were tested."""
+        found = row_dependence(self, budget=budget, clock=lambda: self.now)
+        return found, list(dict.fromkeys(rows for _, rows in self.reads[1:] if rows > 1))
+
+
+def test_where_passes_take_long_the_counts_that_tell_most_are_tested_and_the_sentence_says_so():
+    found, tested = SlowDecoder().tested(budget=8)  # 4 passes for the first count, 4 for the second
+    assert tested == list(TELLING[:2]) and found == RowDependence(0.0, 0.0, tested=(2, 16))
+    assert found.sentence == (
+        "A token scored beside others came out as the same token scored alone, bit for bit. Passes take long "
+        "here, so 2 of 16 row counts were tested."
+    )
+    assert SlowDecoder().tested(budget=0.5)[1] == [TELLING[0]]  # one in any case
+    assert SlowDecoder().tested(budget=49)[1] == list(COUNTS) and len(set(COUNTS)) == MOST_ROWS - 1
+    assert SlowDecoder().tested(budget=49)[0].sentence is None
+
+
+def test_what_was_found_before_the_time_was_over_counts():
+    found, tested = SlowDecoder(odd_from=4).tested(budget=8)
+    assert tested == [2, 4] and found.alone > 1e-6 and found.tested == (2, 16)
+    assert "exact up to rounding" in found.sentence and "2 of 16 row counts" in found.sentence
+
+
+@pytest.mark.parametrize("budget", [8, 1000])
+def test_the_self_test_tells_how_far_it_is(budget):
+    said, model = [], SlowDecoder()
+    row_dependence(model, lambda *what: said.append(what), budget, lambda: model.now)
+    fractions = [fraction for _, fraction in said]
+    assert fractions == sorted(fractions) and fractions[0] == 0 and 0.9 < fractions[-1] <= 1
+    assert len(fractions) >= model.now  # before each pass

@@ -164,7 +164,7 @@ def test_progress_elsewhere_is_a_line_a_sentence():
         progress("Downloading", fraction)
     progress("Reading", None)
     progress("", None)
-    assert out.getvalue() == "Downloading\nReading\n"
+    assert out.getvalue() == "Downloading 10%\nReading\n"
 
 
 def test_progress_that_nobody_reads_ends_no_work():

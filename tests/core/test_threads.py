@@ -37,6 +37,15 @@ def test_the_fastest_number_is_used(tried, monkeypatch, seconds, chosen, last):
     assert min(tried) == min(last, chosen)
 
 
+@pytest.mark.parametrize("seconds, runs", [(threads.LONG / 2, 1 + threads.REPEATS), (threads.LONG, 1)])
+def test_work_that_takes_long_is_timed_once(tried, monkeypatch, seconds, runs):
+    timed, said = [], []
+    monkeypatch.setattr(threads, "_seconds", lambda work: timed.append(tried[-1]) or seconds)
+    assert threads.choose(lambda: None, lambda *what: said.append(what)) == 1
+    assert timed == [8] * runs + [4] * runs + [2] * runs + [1] * runs
+    assert [fraction for _, fraction in said] == [0, 0.25, 0.5, 0.75]
+
+
 def test_work_that_fails_changes_nothing(tried):
     with pytest.raises(ZeroDivisionError):
         threads.choose(lambda: 1 / 0)
