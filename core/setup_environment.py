@@ -131,7 +131,7 @@ def torch_backend(uv: list[str]) -> tuple[list[str], str]:
     # Where nothing answers uv would try again and again, for up to minutes.
     asked = [*uv, "install", "--dry-run", "--no-deps", *option, f"torch=={pin}"]
     if not _succeeds(asked, seconds=PATIENCE, UV_HTTP_RETRIES="0", UV_HTTP_TIMEOUT=str(PATIENCE)):
-        return [], f"{BEGUN}. PyTorch's index does not answer, so torch comes from PyPI{ON_LINUX}."
+        return [], f"{BEGUN}. PyTorch's index gives no build here, so torch comes from PyPI{ON_LINUX}."
     which = "the CUDA build that fits this NVIDIA card" if card else "the CPU build: there is no NVIDIA card"
     return option[2:], f"{BEGUN}. torch comes in {which}."
 

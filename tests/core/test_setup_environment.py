@@ -103,7 +103,7 @@ def test_where_pytorchs_index_does_not_answer_torch_is_pypis(set_up, card):
     computer = Computer(card=card, index_answers=False)
     said = set_up(computer)
     assert computer.given == [by_uv()]
-    assert "does not answer, so torch comes from PyPI, on Linux in the CUDA build" in said
+    assert "gives no build here, so torch comes from PyPI, on Linux in the CUDA build" in said
 
 
 FITTING = ("--torch-backend", "cpu")
