@@ -20,14 +20,11 @@ STAMP := .venv/.setup-done
 
 setup: $(STAMP)
 
-# The stamp is written last, so a set-up that was interrupted is taken up again. pip leaves alone what is
-# installed already. constraints.txt pins torch's version, not its build: on Linux pip brings the GPU build of
-# several gigabytes unless PIP_EXTRA_INDEX_URL names an index of CPU builds, as README.md says.
+# The stamp is written last, so a set-up that was interrupted is taken up again. Which torch comes, and by what,
+# is decided in core/setup_environment.py.
 $(STAMP): pyproject.toml requirements.txt constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "Redline needs Python 3.10 or newer; choose one with: make setup PYTHON=python3.12")'
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
-	@echo "Installing what Redline needs into .venv; the first time this takes minutes."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	@$(PYTHON) -m core.setup_environment
 	@$(BIN)/python -c 'import pathlib; pathlib.Path("$(STAMP)").touch()'
 
 run: setup

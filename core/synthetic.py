@@ -91,8 +91,9 @@ def _filled(module: torch.nn.Module, device: torch.device, spread: float = SPREA
 def _without_layers(sizes: dict, device: torch.device, dtype: torch.dtype, spread: float) -> torch.nn.Module:
     """A Qwen2 of these sizes (of its config) with random weights, its layers still without numbers."""
     config = transformers.Qwen2Config(max_position_embeddings=CONTEXT, **sizes)
+    make = transformers.Qwen2ForCausalLM  # imported by this look-up, which torch 2.8 cannot do under "meta"
     with torch.device("meta"):
-        model = transformers.Qwen2ForCausalLM(config).to(dtype).eval().requires_grad_(False)
+        model = make(config).to(dtype).eval().requires_grad_(False)
     inner = model.model
     inner.rotary_emb = type(inner.rotary_emb)(config=config)
     for part in (inner.embed_tokens, inner.norm, model.lm_head):

@@ -70,9 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK):
         sys.exit(f"{options.out} cannot be made or written into: name another folder with --out.")
-    from core.distill.train import TrainingError  # torch takes a second to import
+    from core.distill.train import TrainingError, check_torch  # torch takes a second to import
 
     try:
+        check_torch()  # before hours of writing text, too
         with heard(progress) as say:
             found = _run(options, say)
     except (CorpusError, LoadError, TrainingError) as error:

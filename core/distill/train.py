@@ -137,9 +137,17 @@ def _learn(
     return total / count, count
 
 
-def _optimisers(draft: Draft, plan: Plan) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def check_torch() -> None:
+    """Raises TrainingError where this torch cannot train."""
     if not hasattr(torch.optim, "Muon"):
-        raise TrainingError("Training needs torch 2.9 or newer: install it with pip install -U torch.")
+        raise TrainingError(
+            f"Training needs torch 2.9 or newer, and this is {torch.__version__}: install one with "
+            "pip install -U torch."
+        )
+
+
+def _optimisers(draft: Draft, plan: Plan) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    check_torch()
     matrices = [weight for weight in draft.parameters() if weight.dim() == 2]
     vectors = [weight for weight in draft.parameters() if weight.dim() != 2]
     return (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from core.distill.corpus import Chat, Corpus
@@ -14,6 +15,7 @@ from core.distill.target import Target, as_target, features
 from tests.core.tiny import tiny_llama
 
 VOCABULARY = 61
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="training needs torch 2.9 or newer")
 
 
 def toy_target(seed: int = 1, layers: int = 3) -> Target:

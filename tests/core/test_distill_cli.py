@@ -16,8 +16,10 @@ from core.distill.__main__ import main
 from core.distill.corpus import Chat, Corpus
 from core.models.draft_file import check_target, embedding_fingerprint, load_draft
 from core.models.errors import LoadError
+from tests.core.distill_toys import needs_muon
 from tests.core.models_on_disk import VOCABULARY, write_model
 
+pytestmark = needs_muon
 ROOT = Path(__file__).resolve().parents[2]
 # Dies without a word at the ninth step, three steps behind its last checkpoint.
 KILLED = """

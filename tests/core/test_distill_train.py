@@ -1,17 +1,19 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from core.distill.__main__ import main
 from core.distill.evaluate import guesses
 from core.distill.lesson import frequent_ids
 from core.distill.run import LAYERS, Recipe, begin
 from core.distill.train import Plan, TrainingError, _learn, train
 from core.models.draft_file import KINDS
-from tests.core.distill_toys import VOCABULARY, toy_corpus, toy_lessons, toy_target
+from tests.core.distill_toys import VOCABULARY, needs_muon, toy_corpus, toy_lessons, toy_target
 
 PLAN = Plan(steps=20, tokens=60, warm_up=3, save_every=4)
 
@@ -33,6 +35,7 @@ def run(kind: str, folder: Path, plan: Plan = PLAN, kill_at: int | None = None):
     return draft, train(draft, target, ids, lessons, plan, folder / "checkpoint.pt", after_step)
 
 
+@needs_muon
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_killed_training_ends_as_an_unbroken_one(kind, tmp_path):
     whole, unbroken = run(kind, tmp_path / "whole")
@@ -69,12 +72,24 @@ def test_gradients_are_those_of_the_loss(kind, tmp_path):
         torch.testing.assert_close(written[name], weight.grad, rtol=1e-3, atol=1e-5)
 
 
+@needs_muon
 def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused_in_words(tmp_path):
     run("medusa", tmp_path, replace(PLAN, steps=4))
     with pytest.raises(TrainingError, match="is of another training .*--out"):
         run("medusa", tmp_path)
     (tmp_path / "checkpoint.pt").write_bytes(b"no checkpoint")
     with pytest.raises(TrainingError, match="is damaged: delete it"):
+        run("medusa", tmp_path)
+
+
+def test_a_torch_without_muon_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    out = tmp_path / "draft"
+    sentence = rf"needs torch 2\.9 or newer, and this is {re.escape(torch.__version__)}: .*pip install -U"
+    with pytest.raises(SystemExit, match=sentence):
+        main(["--kind", "eagle", "--synthesize", "4", "--out", str(out)])
+    assert not out.exists()
+    with pytest.raises(TrainingError, match=sentence):
         run("medusa", tmp_path)
 
 
@@ -96,6 +111,7 @@ def test_an_epoch_takes_every_chat_once_in_batches_of_like_length(tmp_path):
     assert batch.scored[0].nonzero()[0].item() == 3  # the prompt's last id, which predicts the reply's first
 
 
+@needs_muon
 def test_a_text_without_replies_is_refused_in_words(tmp_path):
     corpus = toy_corpus(3)
     target = toy_target()
