@@ -59,8 +59,8 @@ def maker(form: str) -> Make:
     if form.startswith(BESIDE):
         beside = form.removeprefix(BESIDE)
         # Rows of a dense product depend on how many there are: there are always as many.
-        padded = (lambda weight: PaddedLinear(weight.to(DENSE[beside]))) if beside in DENSE else maker(beside)
-        return lambda weight: Int4Linear(weight, padded)
+        make = partial(PaddedLinear, dtype=DENSE[beside]) if beside in DENSE else maker(beside)
+        return partial(Int4Linear, beside=make)
     return lambda weight: DenseLinear(weight.to(DENSE[form]))
 
 

@@ -146,16 +146,16 @@ def found(*table: Evidence, **chosen) -> Found:
             "int8x2-onednn",
             "int4",
         ),
-        # With neither: 7-bit activations for the head alone.
+        # With neither: 7-bit activations for the head alone, prompts in float32.
         (
             [
                 entry("int8-fbgemm", verdict="wrong by 99%"),
                 entry("int8-fbgemm7", 15, 16, 20, 350, head=2.8),
                 entry("int8x2-fbgemm7", 34, 40, 54, 1043, head=2.9),
                 entry("int4", 14, 22, 40, 1134, head=2.5),
-                entry("float32", 53, 100, 110, 1900, head=13),
+                entry("float32", 53, 100, 110, 561, head=13),
             ],
-            "int4+int8x2-fbgemm7",
+            "int4+float32",
             "int8x2-fbgemm7",
             "int4",
         ),
@@ -172,6 +172,16 @@ def test_the_choice(monkeypatch, table, layers, head, draft):
     assert bool(chosen.sentence) == (layers == "float32")
     if chosen.sentence:
         assert chosen.sentence.startswith("No quantised product is right and quick on this processor")
+
+
+def test_a_product_that_reads_prompts_by_their_cuts_is_not_chosen(monkeypatch):
+    table = [entry("int4", 14, 22, 40, 1134), entry("float32", 53, 100, 110, 561)]
+    (found,) = evidence._beside(table)
+    assert found.right and found.form == "int4+float32" and found.layers[-1] == 0.561
+    monkeypatch.setattr(evidence, "reads_alike", lambda product: False)
+    (found,) = evidence._beside(table)
+    assert found.verdict == "a row of a prompt depends on where it stands"
+    assert evidence._beside(table[1:]) == []
 
 
 def test_a_family_is_run_by_its_fastest_kernel_or_dense():
