@@ -243,7 +243,12 @@ class Decoder:
     @classmethod
     @torch.no_grad()
     def from_model(
-        cls, model, make: Make, make_head: Make | None = None, device: torch.device | str | None = None
+        cls,
+        model,
+        make: Make,
+        make_head: Make | None = None,
+        device: torch.device | str | None = None,
+        cache_dtype: torch.dtype | None = None,
     ) -> Decoder:
         """From a causal language model of transformers for whose config ``lean_reason`` is None.
 
@@ -269,6 +274,7 @@ class Decoder:
             vocabulary=len(head),
             frequencies=inner.rotary_emb.inv_freq.float().cpu(),
             rope_scale=inner.rotary_emb.attention_scaling,
+            cache_dtype=cache_dtype,
         )
 
     def beginning(self, layers: int) -> Decoder:

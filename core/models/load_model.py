@@ -66,6 +66,7 @@ def _lean(plan: Plan) -> Decoder | None:
         quantize.maker(plan.form, dtype),
         quantize.maker(plan.form, dtype, head=True),
         _place(plan.device),
+        quantize.cache_dtype(plan.form, plan.device),
     )
 
     def after(prefix: Sequence[int]) -> torch.Tensor:

@@ -104,6 +104,14 @@ def kernel(family: str) -> str:
     return evidence.find(evidence.EMBEDDED, home()).best(family)
 
 
+def cache_dtype(form: str, device: str) -> torch.dtype | None:
+    """The dtype of a lean decoder's keys and values in which attention is fastest here, where its products
+    are rounded more coarsely; None for that of its activations."""
+    if device != "cpu" or form not in PACKED:
+        return None
+    return getattr(torch, evidence.find(evidence.EMBEDDED, home()).attention)
+
+
 def keep_rows_apart(config) -> None:
     """Rule 13 for weights that come as LLM.int8, with the threshold of transformers in their ``config``."""
     stored = getattr(config, "quantization_config", None)

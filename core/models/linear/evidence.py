@@ -125,11 +125,13 @@ class Found:
         return many.get("bfloat16", math.inf) < many["float32"]
 
     def best(self, family: str) -> str:
-        """The fastest right form of a family for activations with outliers; the fastest dense one where none
-        takes at most ``WORTH`` times as long as that, for less memory is worth something, too."""
+        """The fastest right form of a family for activations with outliers, and with nothing beside; the
+        fastest dense one where none takes at most ``WORTH`` times as long as that, for who asks for a family
+        asks for less memory, too."""
         right = {entry.form: _typical(entry.layers) for entry in self.table if entry.right}
         dense = min((form for form in right if form in forms.DENSE), key=right.__getitem__)
-        own = [form for form in right if forms.family(form) == family and not forms.needs_rotation(form)]
+        left_out = forms.ONE, forms.BESIDE
+        own = [form for form in right if forms.family(form) == family and not form.startswith(left_out)]
         fastest = min(own, key=right.__getitem__, default=dense)
         return fastest if right[fastest] <= WORTH * right[dense] else dense
 
