@@ -16,6 +16,7 @@ import core  # noqa: F401  (sets how torch's threads wait, before torch is impor
 
 import torch  # isort: skip
 from safetensors.torch import save_file
+from transformers import PreTrainedTokenizerFast  # noqa: F401  (what it lacks is told at once, not at the end)
 
 from core.engine import Engine
 from core.models.embedded import load_embedded

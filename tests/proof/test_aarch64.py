@@ -45,7 +45,7 @@ TORCH = "torch==2.10.0"
 # With what they import, since pip reads the conditions of dependencies as of the machine it runs on.
 WHEELS = """
     transformers tokenizers safetensors huggingface_hub numpy filelock typing_extensions sympy mpmath networkx
-    jinja2 markupsafe regex packaging pyyaml fsspec tqdm
+    jinja2 markupsafe regex packaging pyyaml fsspec tqdm httpx2 httpcore2 anyio h11 idna truststore
 """.split()
 # Arm's Neoverse N1 (2019): what most 64-bit ARM processors have. It knows no bfloat16, which qemu plays so
 # slowly that a product takes seconds.
@@ -141,13 +141,13 @@ class Arm:
         self.wheels = once(folder / "wheels", wheels)
 
     def run(self, *arguments: str, **variables: str) -> str:
-        """What Python printed, run from the checkout."""
+        """What Python printed, run from the checkout. What it tells meanwhile is shown by ``pytest -s``."""
         python = self.system / "usr" / "bin" / f"python{PYTHON}"
         line = [self.qemu, "-cpu", CPU, "-L", str(self.system), str(python)]
         variables |= {"PYTHONPATH": os.pathsep.join((str(ROOT), str(self.wheels))), "LANG": "C.UTF-8"}
         variables |= {"OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
-        done = subprocess.run([*line, *arguments], cwd=ROOT, env=variables, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        done = subprocess.run([*line, *arguments], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True)
+        assert done.returncode == 0, f"ended with {done.returncode}: {done.stdout}"
         return done.stdout
 
 
