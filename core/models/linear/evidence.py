@@ -406,12 +406,19 @@ def _typical(seconds: Sequence[float]) -> float:
 
 def _name(sizes: Sizes) -> str:
     """What the evidence depends on, in one word."""
-    flags = getattr(torch.cpu, "get_capabilities", dict)()
-    flags = {name: value for name, value in flags.items() if isinstance(value, bool | str)}
     narrowed = [os.environ.get(name) for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")]
-    processor = (platform.machine(), platform.processor(), sorted(flags.items()), narrowed)
-    what = (VERSION, processor, torch.__version__, torch.get_num_threads(), sizes)
+    what = (VERSION, _processor(), narrowed, torch.__version__, torch.get_num_threads(), sizes)
     return hashlib.sha256(repr(what).encode()).hexdigest()
+
+
+def _processor() -> tuple[str, ...]:
+    """What the system says of this processor: its name and what it can do."""
+    try:
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:  # not Linux
+        first = []
+    told = (line for line in first if line.startswith(("model name", "flags", "CPU", "Features")))
+    return platform.machine(), platform.processor(), *told
 
 
 def _kept(path: Path, name: str) -> Found | None:
