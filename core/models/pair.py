@@ -118,8 +118,7 @@ def build_embedded_pair(
     shape = DecoderShape.from_config(config)
     # Copied: a view would keep the whole file in memory.
     embedding = tensors["model.embed_tokens.weight"].clone()
-    progress("Finding the fastest right products on this processor", None)
-    found = evidence.find(evidence.EMBEDDED, home())
+    found = evidence.find(evidence.EMBEDDED, home(), say=progress)
     progress("Packing the weights for this processor", None)
     target = embedded_target(shape, tensors, embedding, found.layers, found.head, found.attention)
     forms = distilled.Forms(found.draft, found.draft)

@@ -114,7 +114,7 @@ def test_greedy_replies_of_trained_drafters_are_the_targets_own(embedded_pair, n
 @pytest.mark.parametrize("layers, said", [("int4", None), ("int8-onednn", LOAD_AGAIN)])
 def test_looking_again_says_where_other_products_would_run(monkeypatch, layers, said):
     found = Found("int4", "float32", "int4", "float32", (), {})
-    monkeypatch.setattr(evidence, "look", lambda sizes: dataclasses.replace(found, layers=layers))
+    monkeypatch.setattr(evidence, "look", lambda sizes, **_: dataclasses.replace(found, layers=layers))
     monkeypatch.setattr(evidence, "_found", {})
     pair = dataclasses.replace(toy_pair(table(1, 3), table(2, 3)), products=found)
     assert look_again(pair) == said

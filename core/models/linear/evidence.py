@@ -34,6 +34,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from core.models import Progress, silent
 from core.models.linear import forms
 from core.models.linear.forms import maker
 from core.models.linear.products import MANY, Linear
@@ -46,6 +47,9 @@ ROWS = (1, 4, 8, MANY)  # of the passes that are timed; 4 are those of K = 3
 CHECKED_ROWS = 17  # a round has no more
 HOPELESS = 50
 NEAR = 1.5
+QUICK, FEW_ROWS = 0.005, (2, 4, 17)  # of a form whose first call takes longer, fewer row counts are checked
+BUDGET = 2.0  # seconds of timing after which no other turn begins
+LOOKING = "Finding the fastest right products on this processor"
 WORTH = 2
 FASTER = 0.6
 UNLIKE = "a row of a prompt depends on where it stands"
@@ -136,7 +140,7 @@ class Found:
         return fastest if right[fastest] <= WORTH * right[dense] else dense
 
 
-def find(sizes: Sizes, folder: Path | None = None, again: bool = False) -> Found:
+def find(sizes: Sizes, folder: Path | None = None, again: bool = False, say: Progress = silent) -> Found:
     """What to run in a model of these ``sizes``: as kept in ``folder``, or looked for now and kept there."""
     name = _name(sizes)
     if not again:
@@ -145,7 +149,7 @@ def find(sizes: Sizes, folder: Path | None = None, again: bool = False) -> Found
         if folder is not None and (kept := _kept(folder / KEPT, name)) is not None:
             _found[name] = kept
             return kept
-    _found[name] = look(sizes)
+    _found[name] = look(sizes, say=say)
     if folder is not None:
         _keep(folder / KEPT, name, _found[name])
     return _found[name]
@@ -155,15 +159,17 @@ _found: dict[str, Found] = {}  # in this process, which may have no folder to ke
 
 
 @torch.inference_mode()
-def look(sizes: Sizes, names: Sequence[str] = forms.NAMES) -> Found:
-    """What to run, looked for now. Takes two seconds or three."""
+def look(sizes: Sizes, names: Sequence[str] = forms.NAMES, say: Progress = silent) -> Found:
+    """What to run, looked for now. Takes two seconds or three, and as long as a check of each form where the
+    machine is slow."""
     table, quickest, first_call = [], math.inf, {}
-    for form in names:
+    for done, form in enumerate(names):
+        say(LOOKING, done / len(names) / 2)
         entry, first_call[form] = check(form, sizes, HOPELESS * quickest)
         table.append(entry)
         if entry.right:
             quickest = min(quickest, first_call[form])
-    table = _timed(_shortlist(table, first_call), sizes)
+    table = _timed(_shortlist(table, first_call), sizes, say)
     table += _beside(table)
     attended = attention_seconds()
     targets = [entry for entry in table if forms.is_close(entry.form)]
@@ -247,7 +253,7 @@ def check(form: str, sizes: Sizes, most_seconds: float = math.inf) -> tuple[Evid
             return replace(evidence, error=worst, verdict=verdict), taken
         scale = y.double().abs().max()
         single = torch.cat([product(row[None]) for row in x])
-        for rows in range(1, CHECKED_ROWS + 1):
+        for rows in range(1, CHECKED_ROWS + 1) if taken < QUICK else FEW_ROWS:
             difference = (product(x[:rows]) - single[:rows]).double().abs().max() / scale
             alone = max(alone, difference.item())
     verdict = "" if worst <= TOLERANCE[forms.family(form)] else f"wrong by {worst:.0%}"
@@ -308,17 +314,27 @@ def _error(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
     return error if math.isfinite(error) else math.inf
 
 
-def _timed(table: Sequence[Evidence], sizes: Sizes) -> list[Evidence]:
+def _timed(table: Sequence[Evidence], sizes: Sizes, say: Progress) -> list[Evidence]:
     """The table with seconds for all that is right. Passes of the forms take turns, so that what disturbs the
-    machine meets all of them."""
+    machine meets all of them. On a slow machine there is one turn, and what a prompt's rows take is reckoned
+    from what few take, at most."""
     flush = torch.empty(64 * 1024 * 1024, dtype=torch.uint8)
     weights: dict[tuple[int, int], torch.Tensor] = {}
     models = {entry.form: _Model(entry.form, sizes, weights) for entry in table if entry.right}
     seconds = {form: [[math.inf] * len(ROWS), [math.inf] * len(ROWS)] for form in models}
+    begun = time.perf_counter()
     for repeat in range(REPEATS):
-        for form, model in models.items():
+        if repeat and time.perf_counter() - begun > BUDGET:
+            break
+        for done, (form, model) in enumerate(models.items()):
+            say(LOOKING, 0.5 + (repeat + done / len(models)) / REPEATS / 2)
             for place, rows in enumerate(ROWS):
                 if rows == MANY and repeat:
+                    continue
+                few = seconds[form][0][place - 1]  # of as many rows as stand before
+                if rows == MANY and MANY / ROWS[place - 1] * few > BUDGET / 2:
+                    seconds[form][0][place] = MANY / ROWS[place - 1] * few
+                    seconds[form][1][place] = seconds[form][1][0]
                     continue
                 flush.fill_(repeat)
                 for kind, work in enumerate((model.layers, model.head)):

@@ -166,7 +166,7 @@ def found(*table: Evidence, **chosen) -> Found:
 def test_the_choice(monkeypatch, table, layers, head, draft):
     by_form = {entry.form: entry for entry in table}
     monkeypatch.setattr(evidence, "check", lambda form, *_: (by_form[form], 1e-3))
-    monkeypatch.setattr(evidence, "_timed", lambda table, sizes: list(table))
+    monkeypatch.setattr(evidence, "_timed", lambda table, *_: list(table))
     chosen = evidence.look(SMALL, tuple(by_form))
     assert (chosen.layers, chosen.head, chosen.draft) == (layers, head, draft)
     assert bool(chosen.sentence) == (layers == "float32")
@@ -197,6 +197,16 @@ def test_a_family_is_run_by_its_fastest_kernel_or_dense():
     assert (some.best("int8"), some.best("int4"), some.reads_bfloat16) == ("int8x2-onednn", "bfloat16", True)
 
 
+def test_on_a_slow_machine_there_is_one_turn_and_no_prompt(monkeypatch):
+    """By a clock that each look at takes on by a second."""
+    seconds = iter(range(10**6))
+    monkeypatch.setattr(evidence.time, "perf_counter", lambda: float(next(seconds)))
+    said = []
+    (timed,) = evidence._timed([Evidence("float32", 0.0)], SMALL, lambda *what: said.append(what))
+    assert timed.layers[3] == 32 * timed.layers[2] and timed.head[3] == timed.head[0]
+    assert len(said) == 1 and said[0][0] == evidence.LOOKING
+
+
 def test_of_kernels_that_take_longer_none_is_timed():
     table = [entry(form) for form in ("int8-fbgemm", "int8-onednn", "int8-qnnpack", "int4")]
     listed = evidence._shortlist(
@@ -210,7 +220,7 @@ def looks(monkeypatch):
     """How often the machine was looked at, which finds one thing the first time and another later."""
     made = []
 
-    def look(sizes):
+    def look(sizes, **_):
         made.append(sizes)
         return found(entry("float32", 1, 1, 1, 1), layers="int4" if len(made) == 1 else "float32")
 
@@ -271,7 +281,7 @@ def test_the_command_shows_the_table(looks, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("REDLINE_HOME", str(tmp_path))
     wrong = Evidence("int8-fbgemm", 0.99, verdict="wrong by 99%")
     table = entry("int4", 4, 8, 16, 300), wrong, entry("float32", 9, 9, 9, 9)
-    monkeypatch.setattr(evidence, "look", lambda sizes: found(*table, layers="int4"))
+    monkeypatch.setattr(evidence, "look", lambda sizes, **_: found(*table, layers="int4"))
     monkeypatch.setattr("sys.argv", ["linear"])
     command.main()
     lines = capsys.readouterr().out.splitlines()
