@@ -130,9 +130,12 @@ def build_embedded_pair(
     distilled.keep_features(target, files.values())
     trained = distilled.makers(files, lender, forms)
     own = trained.pop(name)()
-    # One layer has all kernels, attention and head included, in a fraction of the time. The rows end in two
-    # blocks of keys.
-    exactness = row_dependence(target.beginning(1), progress, behind=KEY_BLOCK - 8).sentence
+    if not found.rows_tested:
+        # One layer has all kernels, attention and head included, in a fraction of the time. The rows end in
+        # two blocks of keys.
+        note = row_dependence(target.beginning(1), progress, behind=KEY_BLOCK - 8).sentence
+        found = replace(found, rows_tested=True, rows_note=note)
+        evidence.remember(evidence.EMBEDDED, found, home())
     warm_up(target, own.drafter, progress)
     progress("Reading the tokenizer", None)
     # Not AutoTokenizer, which gives the same here but imports model code for a second first.
@@ -147,7 +150,7 @@ def build_embedded_pair(
         quantization=distilled.shown(found.layers),
         device="cpu",
         context_length=shape.context_length,
-        exactness_note=exactness,
+        exactness_note=found.rows_note,
         **own.about,
     )
     return Pair(

@@ -14,9 +14,11 @@ from core.drafters.base import Drafting
 from core.engine import Engine
 from core.models.draft_file import load_draft
 from core.models.embedded import DRAFTS, home
+from core.models.kv_cache import KEY_BLOCK
 from core.models.linear import evidence, forms
 from core.models.linear.evidence import Found
-from core.models.pair import LOAD_AGAIN, WARM_UP, look_again, warm_up
+from core.models.pair import LOAD_AGAIN, WARM_UP, build_embedded_pair, look_again, warm_up
+from core.models.rows import RowDependence
 from core.prompts import load_prompts
 from core.records import Settings
 from core.text import PromptError
@@ -111,6 +113,9 @@ def test_greedy_replies_of_trained_drafters_are_the_targets_own(embedded_pair, n
     assert info.target_fingerprint == embedded_pair.info.target_fingerprint
 
 
+FLOATS = Found("float32", "float32", "float32", "float32", (), {})
+
+
 @pytest.mark.parametrize("layers, said", [("int4", None), ("int8-onednn", LOAD_AGAIN)])
 def test_looking_again_says_where_other_products_would_run(monkeypatch, layers, said):
     found = Found("int4", "float32", "int4", "float32", (), {})
@@ -121,6 +126,29 @@ def test_looking_again_says_where_other_products_would_run(monkeypatch, layers, 
     assert pair.products.layers == "int4"  # what runs
     assert evidence.find(evidence.EMBEDDED, home()).layers == layers  # what the next load takes
     assert look_again(dataclasses.replace(pair, products=None)) is None
+
+
+def test_rows_are_tested_once_for_the_forms_of_a_machine(monkeypatch, embedded_folder, tmp_path):
+    """What a self-test found is kept with the evidence and shown again; another look tests anew."""
+    tests = []
+
+    def dependence(scorer, say, behind):
+        tests.append(behind)
+        return RowDependence(0.0, 1e-6)
+
+    monkeypatch.setattr("core.models.pair.row_dependence", dependence)
+    monkeypatch.setattr(evidence, "look", lambda sizes, **_: FLOATS)
+    monkeypatch.setattr(evidence, "_found", {})
+    notes = []
+    for _ in range(2):
+        pair = build_embedded_pair(embedded_folder, DRAFTS, "12" * 32)
+        notes.append(pair.info.exactness_note)
+        evidence._found.clear()  # another process
+    assert tests == [KEY_BLOCK - 8] and notes == [RowDependence(0.0, 1e-6).sentence] * 2
+    assert pair.products.layers == "float32" and FLOATS.sentence in pair.notes
+    evidence.find(evidence.EMBEDDED, home(), again=True)
+    build_embedded_pair(embedded_folder, DRAFTS, "12" * 32)
+    assert len(tests) == 2
 
 
 def some_pair(made: list[str]):

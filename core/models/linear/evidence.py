@@ -53,6 +53,7 @@ LOOKING = "Finding the fastest right products on this processor"
 WORTH = 2
 FASTER = 0.6
 UNLIKE = "a row of a prompt depends on where it stands"
+FLOAT = "float32"
 TOLERANCE = {"int8": 1e-5, "int4": 0.01, "bfloat16": 0.01, "float32": 1e-5}
 LAYERS = 2  # layers that are timed, for all there are
 MOST_WEIGHTS = 2_000_000  # of a matrix that is timed; of a larger one so many stand for all
@@ -102,7 +103,8 @@ class Found:
     ``attention``.
 
     ``table`` is the evidence, and ``attended`` that on attention: seconds of a layer's at 4 and 256 rows
-    behind 1,024 ids, by dtype.
+    behind 1,024 ids, by dtype. ``rows_tested`` says whether the model made of these forms was asked how far
+    its rows depend on each other, and ``rows_note`` is the sentence about it, None where they do not.
     """
 
     layers: str
@@ -111,6 +113,8 @@ class Found:
     attention: str
     table: tuple[Evidence, ...]
     attended: dict[str, tuple[float, ...]]
+    rows_tested: bool = False
+    rows_note: str | None = None
 
     @property
     def sentence(self) -> str | None:
@@ -155,6 +159,13 @@ def find(sizes: Sizes, folder: Path | None = None, again: bool = False, say: Pro
     return _found[name]
 
 
+def remember(sizes: Sizes, found: Found, folder: Path) -> None:
+    """Keeps what else was found of the machine with the forms."""
+    name = _name(sizes)
+    _found[name] = found
+    _keep(folder / KEPT, name, found)
+
+
 _found: dict[str, Found] = {}  # in this process, which may have no folder to keep it in
 
 
@@ -178,7 +189,9 @@ def look(sizes: Sizes, names: Sequence[str] = forms.NAMES, say: Progress = silen
         # 4 bits would change what a target says, and so would one part, for the final norm leaves outliers.
         head=_fastest((e for e in table if e.form.startswith((forms.TWO, *forms.DENSE))), "head"),
         draft=min((e for e in table if e.right), key=lambda e: e.layers[0] + e.head[0] / 3).form,
-        attention=min(attended, key=lambda dtype: 40 * attended[dtype][0] + attended[dtype][1]),
+        attention=min(
+            filter(attends_alike, attended), key=lambda dtype: _few(attended[dtype]), default=FLOAT
+        ),
         table=tuple(table),
         attended=attended,
     )
@@ -251,12 +264,16 @@ def check(form: str, sizes: Sizes, most_seconds: float = math.inf) -> tuple[Evid
             quick = 1e3 * most_seconds / HOPELESS
             verdict = f"too slow: {1e3 * taken:.0f} ms where the quickest takes {quick:.2g}"
             return replace(evidence, error=worst, verdict=verdict), taken
-        scale = y.double().abs().max()
+        x = torch.randn(x.shape, generator=torch.Generator().manual_seed(0))  # whose sums are rounded
         single = torch.cat([product(row[None]) for row in x])
-        for rows in range(1, CHECKED_ROWS + 1) if taken < QUICK else FEW_ROWS:
-            difference = (product(x[:rows]) - single[:rows]).double().abs().max() / scale
+        for rows in range(2, CHECKED_ROWS + 1) if taken < QUICK else FEW_ROWS:
+            difference = (product(x[:rows]) - single[:rows]).abs().max() / single.abs().max()
             alone = max(alone, difference.item())
-    verdict = "" if worst <= TOLERANCE[forms.family(form)] else f"wrong by {worst:.0%}"
+    verdict = ""
+    if worst > TOLERANCE[forms.family(form)]:
+        verdict = f"wrong by {worst:.0%}"
+    elif alone and forms.family(form) not in forms.DENSE:
+        verdict = f"a row depends on the rows beside it, by {alone:.0e}"  # the dense ones are a last resort
     return replace(evidence, error=worst, alone=alone, verdict=verdict), taken
 
 
@@ -392,6 +409,24 @@ def _weight(size: tuple[int, int], most: int, weights: dict[tuple[int, int], tor
     if (rows, inside) not in weights:
         weights[rows, inside] = torch.randn(rows, inside)
     return weights[rows, inside]
+
+
+@torch.inference_mode()
+def attends_alike(name: str) -> bool:
+    """Whether a row of attention in this dtype is the same in passes of more and of fewer blocks of rows."""
+    generator = torch.Generator().manual_seed(4)
+    query, keys = (torch.randn(1, 3, n, 64, generator=generator).to(forms.DENSE[name]) for n in (48, 512))
+    whole = F.scaled_dot_product_attention(query, keys, keys)
+    return all(
+        torch.equal(F.scaled_dot_product_attention(query[:, :, :rows], keys, keys), whole[:, :, :rows])
+        for rows in range(8, 48, 8)
+    )
+
+
+def _few(seconds: Sequence[float]) -> float:
+    """As ``_typical``, of attention's."""
+    few, many = seconds
+    return TYPICAL[4] * few + TYPICAL[MANY] * many
 
 
 @torch.inference_mode()

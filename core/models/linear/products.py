@@ -173,7 +173,7 @@ class Int4Linear(_Whole):
         self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
         self.scale_zero = torch.stack([scale, zero], -1).transpose(0, 1).contiguous()
         self.product = torch.ops.aten._weight_int4pack_mm_for_cpu.default
-        self.beside = None if beside is None else beside(self.rounded(weight))
+        self.beside = None if beside is None else beside(_unpacked(levels, scale, zero))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return self.product(x.bfloat16(), self.packed, GROUP, self.scale_zero)
@@ -196,14 +196,18 @@ class Int4Linear(_Whole):
     @staticmethod
     def rounded(weight: torch.Tensor) -> torch.Tensor:
         """The weights as this form holds them, float32."""
-        levels, scale, zero = Int4Linear.levels(weight)
-        groups = levels.view(*scale.shape, GROUP).float().sub_(8)
-        return groups.mul_(scale.float()[..., None]).add_(zero.float()[..., None]).view(weight.shape)
+        return _unpacked(*Int4Linear.levels(weight))
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
         """Whether the kernel can run a matrix (out, in) of this size."""
         return weight.shape[0] % 16 == 0 and weight.shape[1] % GROUP == 0
+
+
+def _unpacked(levels: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """The weights (out, in) float32 of int4 levels."""
+    groups = levels.view(*scale.shape, GROUP).float().sub_(8)
+    return groups.mul_(scale.float()[..., None]).add_(zero.float()[..., None]).view(levels.shape)
 
 
 class Nf4Linear(_Whole):

@@ -88,8 +88,22 @@ def test_a_kernel_that_is_not_there_says_so(kernel):
     assert found.error is None and "does not run here ('_OpNamespace' 'onednn'" in found.verdict
 
 
-def test_what_a_row_owes_to_its_neighbours_is_told(kernel):
-    assert kernel(Neighbours).alone > 1e-7
+def test_a_kernel_whose_rows_depend_on_each_other_is_not_chosen(kernel):
+    found = kernel(Neighbours)
+    assert 1e-7 < found.alone < 1e-5 and found.error < 1e-5
+    assert found.verdict.startswith("a row depends on the rows beside it, by ")
+
+
+def test_attention_whose_rows_depend_on_each_other_is_not_chosen(monkeypatch):
+    attend = evidence.F.scaled_dot_product_attention
+
+    def by_rows(query, keys, values):
+        return attend(query, keys, values) * query.shape[2]
+
+    monkeypatch.setattr(evidence.F, "scaled_dot_product_attention", by_rows)
+    assert not evidence.attends_alike("float32")
+    monkeypatch.undo()
+    assert evidence.attends_alike("float32")
 
 
 def test_numbers_that_are_none_are_wrong(monkeypatch, kernel):
