@@ -69,8 +69,8 @@ def row_dependence(
     scorer: Scorer,
     say: Progress = silent,
     budget: float = BUDGET,
-    behind: int = _PROMPT,
     clock: Callable[[], float] = time.monotonic,
+    behind: int = _PROMPT,
 ) -> RowDependence:
     """Scores rows behind a prompt of ``behind`` ids, at every row count of a round or at those for which
     there is time.

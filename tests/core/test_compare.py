@@ -99,7 +99,7 @@ def test_a_reply_that_fails_is_named_and_does_not_count():
 
     run.pair.target.logits = logits
     last = list(compare(run, ["model"], prompts_for(1), SETTINGS))[-1]
-    assert len(last.problems) == 1 and "out of memory" in last.problems[0]
+    assert len(last.problems) == 1 and "too little memory" in last.problems[0]
     assert (last.done, last.now) == (4, "done")
     assert len(last.comparison.replies) == 3 and not last.comparison.complete
 

@@ -12,6 +12,7 @@ from core.models import quantize
 from core.models import spec as core_spec
 from core.models.decoder import Decoder
 from core.models.errors import LoadError
+from core.models.linear.forms import maker
 from core.models.quantize import Quantised, choose_form
 from tests.core.models_on_disk import make_model
 
@@ -137,7 +138,8 @@ def test_the_products_of_a_lean_decoder(form, inner, quantised):
 
 @needs_kernels
 def test_a_product_gives_the_dtype_it_was_given():
-    product = quantize.PackedLinear(torch.randn(32, 64), torch.ones(32, dtype=torch.bfloat16), "int8")
+    packed = maker(quantize.kernel("int8"))(torch.randn(32, 64))
+    product = quantize.PackedLinear(packed, torch.ones(32, dtype=torch.bfloat16))
     x = torch.randn(1, 3, 64)
     assert product(x).shape == (1, 3, 32) and product(x).dtype == torch.float32
     assert product(x.bfloat16()).dtype == torch.bfloat16

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -28,11 +30,11 @@ def test_a_decoder_with_independent_rows_passes(decoder):
 def test_a_scale_shared_by_rows_is_noticed(decoder):
     down = decoder.layers[0].down
 
-    def shared_scale(x):
+    def shared_scale(x, many):
         scale = x.abs().max() / 127
-        return down((x / scale).round() * scale)
+        return down((x / scale).round() * scale), None
 
-    object.__setattr__(decoder.layers[0], "down", shared_scale)
+    object.__setattr__(decoder.layers[0], "down", SimpleNamespace(unscaled=shared_scale))
     found = row_dependence(decoder)
     assert found.later > 1e-6
     assert "depends on the tokens behind it" in found.sentence

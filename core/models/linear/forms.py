@@ -51,17 +51,21 @@ def is_close(form: str) -> bool:
 
 
 def maker(form: str) -> Make:
-    """Makes products in ``form``; a matrix that int4 cannot take goes without it."""
+    """Makes products in ``form``; a matrix that int4 cannot take becomes float32."""
     if family(form) == "int8":
         return partial(Int8Linear, kernel=_kernel(form), parts=1 if form.startswith(ONE) else 2)
-    if form == "int4":
-        return Int4Linear
-    if form.startswith(BESIDE):
-        beside = form.removeprefix(BESIDE)
-        # Rows of a dense product depend on how many there are: there are always as many.
-        make = partial(PaddedLinear, dtype=DENSE[beside]) if beside in DENSE else maker(beside)
-        return partial(Int4Linear, beside=make)
+    if family(form) == "int4":
+        make, whole = partial(Int4Linear, beside=_beside(form)), maker("float32")
+        return lambda weight: make(weight) if Int4Linear.takes(weight) else whole(weight)
     return lambda weight: DenseLinear(weight.to(DENSE[form]))
+
+
+def _beside(form: str) -> Make | None:
+    """What makes the products that an int4 form keeps beside."""
+    beside = form.removeprefix(BESIDE)
+    if beside in DENSE:  # whose rows depend on how many there are: there are always as many
+        return partial(PaddedLinear, dtype=DENSE[beside])
+    return None if beside == form else maker(beside)
 
 
 def takes(form: str, weight: torch.Tensor) -> bool:
