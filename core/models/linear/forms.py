@@ -64,7 +64,7 @@ def _beside(form: str) -> Make | None:
     """What makes the products that an int4 form keeps beside."""
     beside = form.removeprefix(BESIDE)
     if beside in DENSE:  # whose rows depend on how many there are: there are always as many
-        return partial(PaddedLinear, dtype=DENSE[beside])
+        return lambda weight: PaddedLinear(weight.to(DENSE[beside]))
     return None if beside == form else maker(beside)
 
 

@@ -137,25 +137,16 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     return levels.to(torch.int32).view(out_features, in_features), scale, low
 
 
-class PaddedLinear(_Whole):
-    """A dense product in ``dtype`` that always gets ``MANY`` rows, zeros behind those there are, and takes no
-    more; the weights are kept in bfloat16.
+class PaddedLinear(DenseLinear):
+    """A dense product that always gets ``MANY`` rows, zeros behind those there are, and takes no more.
 
     A row then comes out the same, bit for bit, wherever it stands and whatever the others are, where the
     product's kernel treats its rows alike.
     """
 
-    form = "none"
-
-    def __init__(self, weight: torch.Tensor, dtype: torch.dtype):
-        self.weight, self.dtype = weight.bfloat16(), dtype
-        self.shape = tuple(weight.shape)
-
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x, rows = x.to(self.dtype), len(x)
-        if rows < MANY:
-            x = F.pad(x, (0, 0, 0, MANY - rows))
-        return F.linear(x, self.weight.to(self.dtype))[:rows]
+        rows = len(x)
+        return super().__call__(F.pad(x, (0, 0, 0, MANY - rows)) if rows < MANY else x)[:rows]
 
 
 class Int4Linear(_Whole):

@@ -160,7 +160,7 @@ def found(*table: Evidence, **chosen) -> Found:
             "int8x2-onednn",
             "int4",
         ),
-        # With neither: 7-bit activations for the head alone, prompts in float32.
+        # With neither: 7-bit activations for the head alone.
         (
             [
                 entry("int8-fbgemm", verdict="wrong by 99%"),
@@ -169,7 +169,7 @@ def found(*table: Evidence, **chosen) -> Found:
                 entry("int4", 14, 22, 40, 1134, head=2.5),
                 entry("float32", 53, 100, 110, 561, head=13),
             ],
-            "int4+float32",
+            "int4",
             "int8x2-fbgemm7",
             "int4",
         ),
@@ -189,9 +189,9 @@ def test_the_choice(monkeypatch, table, layers, head, draft):
 
 
 def test_a_product_that_reads_prompts_by_their_cuts_is_not_chosen(monkeypatch):
-    table = [entry("int4", 14, 22, 40, 1134), entry("float32", 53, 100, 110, 561)]
+    table = [entry("int4", 4, 8, 16, 300), entry("bfloat16", 25, 25, 25, 28)]
     (found,) = evidence._beside(table)
-    assert found.right and found.form == "int4+float32" and found.layers[-1] == 0.561
+    assert found.right and found.form == "int4+bfloat16" and found.layers[-1] == 0.028
     monkeypatch.setattr(evidence, "reads_alike", lambda product: False)
     (found,) = evidence._beside(table)
     assert found.verdict == "a row of a prompt depends on where it stands"
