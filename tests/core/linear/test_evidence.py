@@ -94,6 +94,21 @@ def test_a_kernel_whose_rows_depend_on_each_other_is_not_chosen(kernel):
     assert found.verdict.startswith("a row depends on the rows beside it, by ")
 
 
+@pytest.mark.parametrize(
+    "few, steady, chosen",
+    [
+        (0.7e-3, ("float32", "bfloat16"), "bfloat16"),
+        (0.95e-3, ("float32", "bfloat16"), "float32"),
+        (0.7e-3, ("float32",), "float32"),
+        (2e-3, ("bfloat16",), "bfloat16"),
+        (2e-3, (), "float32"),
+    ],
+)
+def test_attention_is_in_16_bits_where_that_is_faster_by_far(monkeypatch, few, steady, chosen):
+    monkeypatch.setattr(evidence, "attends_alike", lambda name: name in steady)
+    assert evidence._attention({"float32": (1e-3, 1e-2), "bfloat16": (few, 10 * few)}) == chosen
+
+
 def test_attention_whose_rows_depend_on_each_other_is_not_chosen(monkeypatch):
     attend = evidence.F.scaled_dot_product_attention
 
