@@ -7,7 +7,7 @@ shown as inert text, for verdicts hold what libraries say.
 from __future__ import annotations
 
 from app.display import as_html
-from core.models.linear.evidence import ROWS, Evidence, Found
+from core.models.linear.evidence import DISTURBED, ROWS, Evidence, Found
 
 ROLES = (("layers", "layers"), ("head", "head"), ("draft", "drafts"))
 
@@ -30,7 +30,7 @@ def products(found: Found | None) -> str:
         f"<th scope='col'>Error</th>{head}<th scope='col'>Chosen for</th></tr></thead>"
         f"<tbody>{lines}</tbody></table></div>"
         f"<p class='quiet'>Attention of a layer over 4 and 256 rows: {attention}; runs in "
-        f"{as_html(found.attention)}.</p></details>"
+        f"{as_html(found.attention)}.{f' {DISTURBED}' if found.disturbed else ''}</p></details>"
     )
 
 

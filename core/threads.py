@@ -68,7 +68,7 @@ def choose(work: Callable[[], object], say: Progress = silent) -> int:
     where the machine is busy, which would speak for too few, and where ``work`` fails.
     """
     before = torch.get_num_threads()
-    if chosen_by_user() or _busy_percent() > BUSY:
+    if chosen_by_user() or busy_percent() > BUSY:
         return before
     chosen = before
     try:
@@ -78,7 +78,8 @@ def choose(work: Callable[[], object], say: Progress = silent) -> int:
     return chosen
 
 
-def _busy_percent() -> float:
+def busy_percent() -> float:
+    """The share of the machine's time that is in use just now, in percent."""
     import psutil
 
     return psutil.cpu_percent(interval=0.1)

@@ -15,7 +15,7 @@ def tried(monkeypatch):
     """Eight cores and a clock that knows how long the work takes with each number; gives those tried."""
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(threads, "usable_cores", lambda: 8)
-    monkeypatch.setattr(threads, "_busy_percent", lambda: 3.0)
+    monkeypatch.setattr(threads, "busy_percent", lambda: 3.0)
     seen = []
     monkeypatch.setattr(torch, "get_num_threads", lambda: seen[-1] if seen else 3)
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
@@ -53,7 +53,7 @@ def test_work_that_fails_changes_nothing(tried):
 
 
 def test_a_busy_machine_decides_nothing(tried, monkeypatch):
-    monkeypatch.setattr(threads, "_busy_percent", lambda: 60.0)
+    monkeypatch.setattr(threads, "busy_percent", lambda: 60.0)
     assert threads.choose(lambda: 1 / 0) == 3 and not tried
 
 

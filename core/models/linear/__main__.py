@@ -7,7 +7,7 @@ import argparse
 import torch
 
 from core.models.embedded import home
-from core.models.linear.evidence import EMBEDDED, KEPT, ROWS, Found, find
+from core.models.linear.evidence import DISTURBED, EMBEDDED, KEPT, ROWS, Found, find
 
 
 def table(found: Found) -> str:
@@ -24,6 +24,8 @@ def table(found: Found) -> str:
         f"{name} {1e3 * few:.2f} and {1e3 * many:.2f}" for name, (few, many) in found.attended.items()
     )
     lines.append(f"attention of a layer, 4 and 256 rows: {attention}; chosen: {found.attention}")
+    if found.disturbed:
+        lines.append(DISTURBED)
     if found.sentence:
         lines.append(found.sentence)
     return "\n".join(lines)

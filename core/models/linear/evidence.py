@@ -12,7 +12,8 @@ every form of ``core.models.linear.forms`` is
   rows and at a prompt's 256.
 
 The fastest right ones run. What was found is kept in a folder by processor, versions, number of threads
-and sizes, so that the same machine always gives the same numbers. Knows sizes and no model; and not how
+and sizes, so that the same machine always gives the same numbers. What was found beside much other work, which
+misleads, is kept until the machine is found quiet. Knows sizes and no model; and not how
 far a form's rounding takes a model from what it was, which ``core.fidelity`` measures.
 
 Run: ``python -m core.models.linear`` shows what was found here (``--again`` looks anew).
@@ -31,6 +32,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import psutil
 import torch
 import torch.nn.functional as F
 
@@ -38,6 +40,7 @@ from core.models import Progress, silent
 from core.models.linear import forms
 from core.models.linear.forms import maker
 from core.models.linear.products import MANY, Linear
+from core.threads import BUSY, busy_percent
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ HOPELESS = 50
 NEAR = 1.5
 QUICK, FEW_ROWS = 0.005, (2, 4, 17)  # of a form whose first call takes longer, fewer row counts are checked
 BUDGET = 2.0  # seconds of timing after which no other turn begins
+DISTURBED = "Other work disturbed these times: they are taken anew at a start when the machine is quiet."
 LOOKING = "Finding the fastest right products on this processor"
 WORTH = 2
 FASTER = 0.5
@@ -106,6 +110,7 @@ class Found:
     ``table`` is the evidence, and ``attended`` that on attention: seconds of a layer's at 4 and 256 rows
     behind 1,024 ids, by dtype. ``rows_tested`` says whether the model made of these forms was asked how far
     its rows depend on each other, and ``rows_note`` is the sentence about it, None where they do not.
+    ``others`` is the share of the machine's time, in percent, that other processes took meanwhile.
     """
 
     layers: str
@@ -116,6 +121,12 @@ class Found:
     attended: dict[str, tuple[float, ...]]
     rows_tested: bool = False
     rows_note: str | None = None
+    others: float = 0.0
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether so much else was running that the times mislead."""
+        return self.others > BUSY
 
     @property
     def sentence(self) -> str | None:
@@ -146,12 +157,16 @@ class Found:
 
 
 def find(sizes: Sizes, folder: Path | None = None, again: bool = False, say: Progress = silent) -> Found:
-    """What to run in a model of these ``sizes``: as kept in ``folder``, or looked for now and kept there."""
+    """What to run in a model of these ``sizes``: as kept in ``folder``, or looked for now and kept there.
+
+    What was found while the machine was busy is looked for anew where it is not busy any more.
+    """
     name = _name(sizes)
     if not again:
         if name in _found:
             return _found[name]
-        if folder is not None and (kept := _kept(folder / KEPT, name)) is not None:
+        kept = None if folder is None else _kept(folder / KEPT, name)
+        if kept is not None and not (kept.disturbed and busy_percent() <= BUSY):
             _found[name] = kept
             return kept
     _found[name] = look(sizes, say=say)
@@ -174,6 +189,7 @@ _found: dict[str, Found] = {}  # in this process, which may have no folder to ke
 def look(sizes: Sizes, names: Sequence[str] = forms.NAMES, say: Progress = silent) -> Found:
     """What to run, looked for now. Takes two seconds or three, and as long as a check of each form where the
     machine is slow."""
+    clock = _Others()
     table, quickest, first_call = [], math.inf, {}
     for done, form in enumerate(names):
         say(LOOKING, done / len(names) / 2)
@@ -193,7 +209,28 @@ def look(sizes: Sizes, names: Sequence[str] = forms.NAMES, say: Progress = silen
         attention=_attention(attended),
         table=tuple(table),
         attended=attended,
+        others=clock.percent(),
     )
+
+
+class _Others:
+    """How much of the machine's time processes other than this one take, from now on."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def percent(self) -> float:
+        wall, busy, own = (now - before for now, before in zip(self._now(), self._before, strict=True))
+        cores = os.cpu_count() or 1
+        return max(0.0, 100 * (busy - own) / (wall * cores)) if wall > 0 else 0.0
+
+    def _now(self) -> tuple[float, float, float]:
+        times = psutil.cpu_times()._asdict()
+        busy = sum(seconds for name, seconds in times.items() if name not in _IDLE)
+        return time.monotonic(), busy, time.process_time()
+
+
+_IDLE = ("idle", "iowait", "guest", "guest_nice")  # the last two are counted as user's, too
 
 
 def _fastest(entries: Iterable[Evidence], of: str = "layers") -> str:
