@@ -6,8 +6,12 @@ shown as inert text, for verdicts hold what libraries say.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from app.display import as_html
-from core.models.linear.evidence import DISTURBED, ROWS, Evidence, Found
+
+if TYPE_CHECKING:
+    from core.models.linear.evidence import Evidence, Found
 
 ROLES = (("layers", "layers"), ("head", "head"), ("draft", "drafts"))
 
@@ -16,6 +20,8 @@ def products(found: Found | None) -> str:
     """A section that opens; "" where nothing was looked for."""
     if found is None:
         return ""
+    from core.models.linear.evidence import DISTURBED, ROWS  # with torch, which the page does not wait for
+
     head = "".join(f"<th scope='col'>{rows} {'row' if rows == 1 else 'rows'}</th>" for rows in ROWS)
     lines = "".join(_line(entry, found) for entry in found.table)
     attention = ", ".join(

@@ -33,7 +33,7 @@ from core.models import Progress, silent
 from core.models.embedded import home, load_embedded
 from core.models.errors import LoadError
 from core.models.heartbeat import heard
-from core.models.pair import Pair
+from core.models.pair import CHOSEN, Pair
 from core.records import Settings
 from core.terminal import progress_printer
 from core.threads import choose, chosen_by_user, usable_cores, use
@@ -176,7 +176,8 @@ def _name(pair: Pair) -> str:
     info = dataclasses.replace(pair.info, exactness_note=None)  # it says how much there was time to test
     device = torch.cuda.get_device_name() if info.device.startswith("cuda") else f"{usable_cores()} cores"
     # With the user's own number of threads what was measured is theirs.
-    what = (info, device, torch.__version__, torch.get_num_threads() if chosen_by_user() else None)
+    forms = None if pair.products is None else [getattr(pair.products, part) for part in CHOSEN]
+    what = (info, forms, device, torch.__version__, torch.get_num_threads() if chosen_by_user() else None)
     return hashlib.sha256(repr(what).encode()).hexdigest()
 
 

@@ -3,7 +3,7 @@
 On held-out chats of the embedded target (``data/heldout.npz``) the probabilities after each id of a reply
 are held against those of the same weights in float32: KL divergence in nats, from the float model to the
 form; overlap, Σ min of the two; and how often both think the same id likeliest. Of a draft, as it runs on
-that target, α = mean Σ min(p, q) at temperature 1 over the same positions, by reply.
+that target, α = mean Σ min(p, q) at temperature 1 over the same positions, of replies with code and without.
 
 Which forms there are and which is fastest is ``core.models.linear``'s matter. Knows the embedded target
 alone, and asks nothing of speed.
@@ -29,6 +29,7 @@ from core.distill.corpus import FENCE, Chat, Corpus
 from core.drafters.base import Drafter
 from core.models import distilled
 from core.models.base import Scorer
+from core.models.draft_file import KINDS
 from core.models.embedded import DRAFTS, NAME, home, prepare_embedded
 from core.models.errors import LoadError
 from core.models.kv_cache import DecoderShape
@@ -142,8 +143,13 @@ def main() -> int:
     parser.add_argument("--forms", help="forms of the layers, by commas; /FORM for the head's")
     parser.add_argument("--drafts", default="", help="kinds of drafts whose α to measure, by commas")
     options = parser.parse_args()
+    drafts = [kind for kind in options.drafts.split(",") if kind]
+    if unknown := [kind for kind in drafts if kind not in KINDS]:
+        parser.error(f"there is no draft of kind {unknown[0]}: choose among {', '.join(KINDS)}")
+    if options.chats < 1:
+        parser.error("--chats must be 1 or more")
     say = progress_printer(sys.stderr)
-    found = evidence.find(evidence.EMBEDDED, home())
+    found = evidence.find(evidence.EMBEDDED, home(), say=say)
     asked = options.forms.split(",") if options.forms else [f"{found.layers}/{found.head}"]
     pairs = [(layers, head or found.head) for layers, _, head in (form.partition("/") for form in asked)]
     try:
@@ -168,20 +174,21 @@ def main() -> int:
             f"{f'{layers} / {head}':40}{figures.kl:10.5f}{figures.overlap:9.4f}{figures.top1:8.3f}"
             f"{figures.tokens:8}"
         )
-        lines += _alphas(options.drafts, target, weights, found.draft, chats)
+        if drafts:
+            lines += _alphas(drafts, target, weights, found.draft, chats)
     say("", None)
     return put_out("\n".join(lines))
 
 
-def _alphas(kinds: str, target: Scorer, weights: Weights, form: str, chats: Sequence[Chat]) -> list[str]:
+def _alphas(
+    kinds: Sequence[str], target: Scorer, weights: Weights, form: str, chats: Sequence[Chat]
+) -> list[str]:
     from transformers import PreTrainedTokenizerFast
 
-    if not kinds:
-        return []
     tokenizer = PreTrainedTokenizerFast.from_pretrained(prepare_embedded())
     coded = [FENCE in tokenizer.decode(chat.reply.tolist()) for chat in chats]
     lines = []
-    for kind in kinds.split(","):
+    for kind in kinds:
         drafter = drafter_of(kind, target, weights, form)
         for name, of in (("code", True), ("prose", False)):
             some = [chat for chat, code in zip(chats, coded, strict=True) if code == of]

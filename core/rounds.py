@@ -113,7 +113,7 @@ class Stepwise:
             state, settings = caches.state(drafter), self._settings
             # Every node of a tree takes a place of the target's context until the round is over.
             places = count * settings.tree_width
-            if not hasattr(target, "tree_logits") or places > target.context_length - len(ids):
+            if not hasattr(target, "tree_logits") or places >= target.tree_room(caches.cache):
                 settings = replace(settings, tree_width=1)
             proposals = drafter.draft(ids, count, settings, self._uniform, state, caches.cache)
         drafted = time.perf_counter()

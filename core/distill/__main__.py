@@ -104,7 +104,7 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LoadError("There is no CUDA card here: leave --device out.")
     on_card = options.device == "cuda"
-    fast = on_card or evidence.find(evidence.EMBEDDED, home()).reads_bfloat16
+    fast = on_card or evidence.find(evidence.EMBEDDED, home(), say=progress).reads_bfloat16
     progress("Reading the target", None)
     dtype = torch.bfloat16 if fast else torch.float32
     target, tokenizer = load_target(options.target, options.device, dtype)

@@ -399,6 +399,12 @@ class Decoder:
         """``logits`` of a tree, whose ``parents`` are those of ``forward``."""
         return self.head(self.forward(ids, cache, parents)).float().cpu()
 
+    def tree_room(self, cache: KVCache) -> int:
+        """How many rows a tree behind ``cache`` may have: those of the context that is left, and on a
+        processor of the block of keys, since a tree's pass cannot be made in two as a chain's is."""
+        left = self.context_length - cache.length
+        return min(left, KEY_BLOCK - cache.length % KEY_BLOCK) if self._query_block > 1 else left
+
     def next_logits(self, ids: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Appends ``ids`` and gives the logits after the last one, (head rows,) float32 on the CPU."""
         last = max(0, len(ids) - PREFILL_CHUNK)

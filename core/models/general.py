@@ -24,10 +24,11 @@ from core.drafters.untrained import makers
 from core.models import Progress, distilled, memory, quantize
 from core.models.checkpoint import fetch, fingerprint
 from core.models.decoder import Decoder, DecoderShape
-from core.models.embedded import DRAFTS
+from core.models.embedded import DRAFTS, home
+from core.models.linear import evidence
 from core.models.load_model import Model, load_model
 from core.models.pair import NO_DRAFT, Pair, warm_up
-from core.models.plan import Plan, dtype_word, is_distilled, plan_models
+from core.models.plan import Plan, choose_device, dtype_word, is_distilled, plan_models
 from core.models.rows import row_dependence
 from core.models.spec import EMBEDDED, PairSpec, draft_folder
 from core.models.transformers_decoder import (
@@ -41,6 +42,8 @@ from core.text import end_token_ids
 
 def load_general(spec: PairSpec, say: Progress) -> Pair:
     """The pair ``spec`` asks for, ready to run. Raises LoadError, and whatever libraries raise."""
+    if choose_device(spec.device) == "cpu":  # which kernels run, for a model that is quantised
+        evidence.find(evidence.EMBEDDED, home(), say=say)
     plans = plan_models(spec, say)
     target, draft = plans[0], plans[1] if len(plans) > 1 else None
     device = target.device

@@ -133,9 +133,10 @@ def build_embedded_pair(
     if not found.rows_tested:
         # One layer has all kernels, attention and head included, in a fraction of the time. The rows end in
         # two blocks of keys.
-        note = row_dependence(target.beginning(1), progress, behind=KEY_BLOCK - 8).sentence
-        found = replace(found, rows_tested=True, rows_note=note)
-        evidence.remember(evidence.EMBEDDED, found, home())
+        rows = row_dependence(target.beginning(1), progress, behind=KEY_BLOCK - 8)
+        found = replace(found, rows_tested=rows.tested is None, rows_note=rows.sentence)
+        if found.rows_tested:
+            evidence.remember(evidence.EMBEDDED, found, home())
     warm_up(target, own.drafter, progress)
     progress("Reading the tokenizer", None)
     # Not AutoTokenizer, which gives the same here but imports model code for a second first.

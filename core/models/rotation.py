@@ -69,12 +69,6 @@ class Rotation:
         """A head (vocabulary, hidden) for the rotated stream behind a norm without weight, float32."""
         return weight.float().mul(self.norm).mm(self.stream)
 
-    def head_back(self, weight: torch.Tensor) -> torch.Tensor:
-        """Rows of the head as the model has them, of rows of the turned one (n, hidden)."""
-        # A feature that the norm puts out entirely cannot be known again, nor does it count.
-        norm = torch.where(self.norm == 0, torch.inf, self.norm)
-        return weight.float().mm(self.stream.T).div(norm)
-
     def back(self, x: torch.Tensor) -> torch.Tensor:
         """Rows of the stream (n, hidden) float32 as the model has them."""
         return x.mm(self.stream.T)

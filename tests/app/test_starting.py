@@ -77,6 +77,14 @@ def test_loading_begins_before_anything_heavy_is_imported():
     assert run.stdout.strip() == "[]", run.stderr
 
 
+def test_the_page_does_not_wait_for_torch():
+    """Which is imported beside it, and may fail, which the page then says in a sentence."""
+    code = "import sys, app.page; print('torch' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(starting.__file__).parents[1],
+                         capture_output=True, text=True)  # fmt: skip
+    assert run.stdout.strip() == "False", run.stderr
+
+
 def test_the_embedded_pair_is_loaded_without_what_only_others_need():
     """transformers' model code takes seconds to import."""
     code = (

@@ -111,3 +111,12 @@ def test_inputs_in_the_place_of_embeddings(decoder):
         wanted = decoder.forward(ids, decoder.new_cache())
         inputs = decoder.embedding[ids].clone()
         assert decoder.forward([0] * 7, decoder.new_cache(), inputs=inputs).equal(wanted)
+
+
+def test_a_tree_has_room_to_the_end_of_a_block_of_keys():
+    """Behind it rows would see more keys than alone, and come out otherwise on some processors."""
+    decoder = as_decoder(tiny_llama(1))
+    cache = decoder.new_cache()
+    for length, room in ((0, 256), (250, 6), (255, 1), (256, 44), (290, 10)):
+        cache.length = length
+        assert decoder.tree_room(cache) == room  # a context of 300

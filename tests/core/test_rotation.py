@@ -74,19 +74,6 @@ def test_it_is_orthogonal_and_spreads_what_is_large():
     assert torch.equal(again.stream, rotation.stream) and torch.equal(again.values, rotation.values)
 
 
-def test_rows_of_a_turned_head_are_found_again():
-    norm = torch.rand(576) + 0.5
-    rotation, head = Rotation.of(64, norm), torch.randn(9, 576)
-    torch.testing.assert_close(rotation.head_back(rotation.head(head)), head, atol=1e-4, rtol=1e-4)
-
-
-def test_a_feature_that_the_norm_puts_out_is_no_infinity():
-    norm = torch.ones(64)
-    norm[5] = 0
-    rotation = Rotation.of(64, norm)
-    assert rotation.head_back(rotation.head(torch.randn(3, 64))).isfinite().all()
-
-
 def test_an_embedding_keeps_its_dtype():
     rotation = Rotation.of(64, torch.ones(64))
     assert rotation.embedding(torch.randn(5, 64).bfloat16()).dtype == torch.bfloat16

@@ -92,6 +92,9 @@ class ToyDecoder:
         start = self._read(ids, cache)
         return torch.stack([self.logits_of(tuple(cache.ids[: start + n + 1])) for n in range(len(ids))])
 
+    def tree_room(self, cache: ToyCache) -> int:
+        return self.context_length - cache.length
+
     def tree_logits(self, ids: Sequence[int], parents: Sequence[int], cache: ToyCache) -> torch.Tensor:
         start = self._read(ids, cache)
         paths: list[tuple[int, ...]] = []

@@ -12,21 +12,24 @@ every form of ``core.models.linear.forms`` is
   rows and at a prompt's 256.
 
 The fastest right ones run. What was found is kept in a folder by processor, versions, number of threads
-and sizes, so that the same machine always gives the same numbers. What was found beside much other work, which
-misleads, is kept until the machine is found quiet. Knows sizes and no model; and not how
-far a form's rounding takes a model from what it was, which ``core.fidelity`` measures.
+and sizes, so that the same machine always gives the same numbers. What was found beside much other work,
+which misleads, is kept until the machine is found quiet. Knows sizes and no model; and not how far a form's
+rounding takes a model from what it was, which ``core.fidelity`` measures.
 
 Run: ``python -m core.models.linear`` shows what was found here (``--again`` looks anew).
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
 import math
 import os
 import platform
+import subprocess
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -40,7 +43,7 @@ from core.models import Progress, silent
 from core.models.linear import forms
 from core.models.linear.forms import maker
 from core.models.linear.products import MANY, Linear
-from core.threads import BUSY, busy_percent
+from core.threads import BUSY, busy_percent, use
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +52,8 @@ KEPT = "products.json"
 ROWS = (1, 4, 8, MANY)  # of the passes that are timed; 4 are those of K = 3
 CHECKED_ROWS = 17  # a round has no more
 HOPELESS = 50
-NEAR = 1.5
+NEAR = 3
+SLOW = 0.1  # seconds of a call that is not repeated
 QUICK, FEW_ROWS = 0.005, (2, 4, 17)  # of a form whose first call takes longer, fewer row counts are checked
 BUDGET = 2.0  # seconds of timing after which no other turn begins
 DISTURBED = "Other work disturbed these times: they are taken anew at a start when the machine is quiet."
@@ -131,7 +135,8 @@ class Found:
     @property
     def sentence(self) -> str | None:
         """What to say where nothing quantised is right and quick."""
-        if forms.family(self.layers) not in forms.DENSE:
+        quantised = [entry for entry in self.table if forms.family(entry.form) not in forms.DENSE]
+        if forms.family(self.layers) not in forms.DENSE or any(entry.right for entry in quantised):
             return None
         return (
             "No quantised product is right and quick on this processor, so the weights run in "
@@ -142,7 +147,7 @@ class Found:
     def reads_bfloat16(self) -> bool:
         """Whether dense products of many rows are faster in bfloat16 than in float32."""
         many = {entry.form: entry.layers[-1] for entry in self.table if entry.right and entry.layers}
-        return many.get("bfloat16", math.inf) < many["float32"]
+        return many.get("bfloat16", math.inf) < many[FLOAT]
 
     def best(self, family: str) -> str:
         """The fastest right form of a family for activations with outliers, and with nothing beside; the
@@ -162,17 +167,23 @@ def find(sizes: Sizes, folder: Path | None = None, again: bool = False, say: Pro
     What was found while the machine was busy is looked for anew where it is not busy any more.
     """
     name = _name(sizes)
-    if not again:
-        if name in _found:
-            return _found[name]
-        kept = None if folder is None else _kept(folder / KEPT, name)
-        if kept is not None and not (kept.disturbed and busy_percent() <= BUSY):
-            _found[name] = kept
-            return kept
-    _found[name] = look(sizes, say=say)
-    if folder is not None:
-        _keep(folder / KEPT, name, _found[name])
-    return _found[name]
+    with _finding:  # two that look at once would time each other
+        if not again:
+            if name in _found:
+                return _found[name]
+            kept = None if folder is None else _kept(folder / KEPT, name)
+            if kept is not None and not (kept.disturbed and busy_percent() <= BUSY):
+                _found[name] = kept
+                return kept
+        threads = torch.get_num_threads()
+        use(_THREADS)
+        try:
+            _found[name] = look(sizes, say=say)
+        finally:
+            use(threads)
+        if folder is not None:
+            _keep(folder / KEPT, name, _found[name])
+        return _found[name]
 
 
 def remember(sizes: Sizes, found: Found, folder: Path) -> None:
@@ -182,6 +193,7 @@ def remember(sizes: Sizes, found: Found, folder: Path) -> None:
     _keep(folder / KEPT, name, found)
 
 
+_finding = threading.Lock()
 _found: dict[str, Found] = {}  # in this process, which may have no folder to keep it in
 
 
@@ -198,7 +210,7 @@ def look(sizes: Sizes, names: Sequence[str] = forms.NAMES, say: Progress = silen
         if entry.right:
             quickest = min(quickest, first_call[form])
     table = _timed(_shortlist(table, first_call), sizes, say)
-    table += _beside(table)
+    table += _beside(table, sizes)
     attended = attention_seconds()
     targets = [entry for entry in table if forms.is_close(entry.form)]
     return Found(
@@ -250,7 +262,7 @@ def _shortlist(table: Sequence[Evidence], first_call: Mapping[str, float]) -> li
     return listed
 
 
-def _beside(table: Sequence[Evidence]) -> list[Evidence]:
+def _beside(table: Sequence[Evidence], sizes: Sizes) -> list[Evidence]:
     """int4 with prompts read by each other form that is so much faster at it that the memory is worth it. Not
     float32: twice as fast at long prompts on some processors, it is slower at the short ones of a chat."""
     int4 = next((entry for entry in table if entry.form == "int4" and entry.right), None)
@@ -264,7 +276,8 @@ def _beside(table: Sequence[Evidence]) -> list[Evidence]:
             and other.form.startswith((forms.TWO, "bfloat16"))
             and other.layers[-1] < FASTER * int4.layers[-1]
         ):
-            verdict = "" if reads_alike(maker(with_it)(hard_weight(64, 64))) else UNLIKE
+            tried = (hard_weight(*size) for size in (sizes.layers[0], sizes.layers[-1]))
+            verdict = "" if all(reads_alike(maker(with_it)(weight)) for weight in tried) else UNLIKE
             layers = (*int4.layers[:-1], other.layers[-1])
             error = max(int4.error, other.error)
             found.append(replace(int4, form=with_it, error=error, layers=layers, verdict=verdict))
@@ -293,11 +306,15 @@ def check(form: str, sizes: Sizes, most_seconds: float = math.inf) -> tuple[Evid
             product(x)  # kernels set themselves up at their first call
             start = time.perf_counter()
             y = product(x)
-            taken = max(taken, time.perf_counter() - start)
-        except (RuntimeError, AttributeError, NotImplementedError) as error:
+            taken = time.perf_counter() - start
+        except (RuntimeError, AttributeError) as error:
             return replace(evidence, verdict=f"does not run here ({_first_line(error)})"), taken
         worst = max(worst, _error(y, x, forms.rounded(form, weight)))
-        if taken > most_seconds:
+        for _ in range(2) if taken < SLOW else ():  # one call may be disturbed
+            start = time.perf_counter()
+            product(x)
+            taken = min(taken, time.perf_counter() - start)
+        if taken > most_seconds and forms.family(form) not in forms.DENSE:
             quick = 1e3 * most_seconds / HOPELESS
             verdict = f"too slow: {1e3 * taken:.0f} ms where the quickest takes {quick:.2g}"
             return replace(evidence, error=worst, verdict=verdict), taken
@@ -307,7 +324,7 @@ def check(form: str, sizes: Sizes, most_seconds: float = math.inf) -> tuple[Evid
             difference = (product(x[:rows]) - single[:rows]).abs().max() / single.abs().max()
             alone = max(alone, difference.item())
     verdict = ""
-    if worst > TOLERANCE[forms.family(form)]:
+    if worst > TOLERANCE[forms.family(form)] and form != FLOAT:  # what is left where nothing is right
         verdict = f"wrong by {worst:.0%}"
     elif alone and forms.family(form) not in forms.DENSE:
         verdict = f"a row depends on the rows beside it, by {alone:.0e}"  # the dense ones are a last resort
@@ -452,12 +469,14 @@ def _weight(size: tuple[int, int], most: int, weights: dict[tuple[int, int], tor
 def attends_alike(name: str) -> bool:
     """Whether a row of attention in this dtype is the same in passes of more and of fewer blocks of rows."""
     generator = torch.Generator().manual_seed(4)
-    query, keys = (torch.randn(1, 3, n, 64, generator=generator).to(forms.DENSE[name]) for n in (48, 512))
-    whole = F.scaled_dot_product_attention(query, keys, keys)
-    return all(
-        torch.equal(F.scaled_dot_product_attention(query[:, :, :rows], keys, keys), whole[:, :, :rows])
-        for rows in range(8, 48, 8)
-    )
+    query, keys = (torch.randn(1, 3, n, 64, generator=generator).to(forms.DENSE[name]) for n in (56, 512))
+    mask = torch.zeros(56, 512, dtype=forms.DENSE[name])
+
+    def attended(rows: int) -> torch.Tensor:
+        return F.scaled_dot_product_attention(query[:, :, :rows], keys, keys, attn_mask=mask[:rows])
+
+    whole = attended(56)
+    return all(torch.equal(attended(rows), whole[:, :, :rows]) for rows in range(8, 56, 8))
 
 
 def _attention(attended: Mapping[str, Sequence[float]]) -> str:
@@ -495,19 +514,39 @@ def _typical(seconds: Sequence[float]) -> float:
 
 def _name(sizes: Sizes) -> str:
     """What the evidence depends on, in one word."""
-    narrowed = [os.environ.get(name) for name in ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")]
-    what = (VERSION, _processor(), narrowed, torch.__version__, torch.get_num_threads(), sizes)
+    narrowed = [os.environ.get(name) for name in NARROWING]
+    what = (VERSION, _processor(), narrowed, torch.__version__, _THREADS, sizes)
     return hashlib.sha256(repr(what).encode()).hexdigest()
 
 
+NARROWING = (
+    "ONEDNN_MAX_CPU_ISA",
+    "DNNL_MAX_CPU_ISA",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "DNNL_DEFAULT_FPMATH_MODE",
+    "ATEN_CPU_CAPABILITY",
+)
+# Those that torch begins with: which are used later is a choice made with the forms that run.
+_THREADS = torch.get_num_threads()
+
+
+@functools.cache
 def _processor() -> tuple[str, ...]:
     """What the system says of this processor: its name and what it can do."""
     try:
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
     except OSError:  # not Linux
-        first = []
+        first = ["model name: " + _mac_name()]
     told = (line for line in first if line.startswith(("model name", "flags", "CPU", "Features")))
     return platform.machine(), platform.processor(), *told
+
+
+def _mac_name() -> str:
+    """What a Mac calls its processor, which Python's platform does not tell; empty elsewhere."""
+    if platform.system() != "Darwin":
+        return ""
+    asked = ["sysctl", "-n", "machdep.cpu.brand_string"]
+    return subprocess.run(asked, capture_output=True, text=True).stdout.strip()
 
 
 def _kept(path: Path, name: str) -> Found | None:
@@ -517,8 +556,8 @@ def _kept(path: Path, name: str) -> Found | None:
         found = Found(**{**kept, "table": table, "attended": _tuples(kept["attended"])})
         for form in (found.layers, found.head, found.draft):
             maker(form)  # a KeyError where another version knew it
-        return found
-    except (OSError, ValueError, KeyError, TypeError):
+        return found if found.attention in forms.DENSE else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

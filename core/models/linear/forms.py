@@ -5,7 +5,8 @@ way to run it:
 
 - ``int8-KERNEL``: a kernel of ``core.models.linear.int8``, activations in one part. Close enough to the model
   only where its outliers were turned away (``core.models.rotation``), or in a draft, whose q may be rounded;
-- ``int8x2-KERNEL``: the same with activations in two parts, twice the rows;
+- ``int8x2-KERNEL``: the same with activations in two parts, twice the rows, or as they are where the kernel
+  does not round them;
 - ``int4``; ``int4+FORM`` reads prompts by another form of the same weights, which is kept beside;
 - ``bfloat16`` and ``float32``: dense.
 """
@@ -26,8 +27,16 @@ ONE, TWO = "int8-", "int8x2-"  # parts of an activation
 BESIDE = "int4+"
 DENSE = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 # From the one likeliest to be quick, for slow ones are known by what came before them.
-NAMES = (*(parts + kernel for kernel in KERNELS for parts in (ONE, TWO)), "int4", *DENSE)
-FAMILIES = ("int8", "int4", *DENSE)
+NAMES = (
+    *(
+        parts + name
+        for name, kernel in KERNELS.items()
+        for parts in (ONE, TWO)
+        if parts == TWO or kernel.rounds
+    ),
+    "int4",
+    *DENSE,
+)
 
 
 def family(form: str) -> str:
@@ -53,11 +62,13 @@ def is_close(form: str) -> bool:
 def maker(form: str) -> Make:
     """Makes products in ``form``; a matrix that int4 cannot take becomes float32."""
     if family(form) == "int8":
-        return partial(Int8Linear, kernel=_kernel(form), parts=1 if form.startswith(ONE) else 2)
+        kernel = _kernel(form)
+        return partial(Int8Linear, kernel=kernel, parts=2 if form.startswith(TWO) and kernel.rounds else 1)
     if family(form) == "int4":
         make, whole = partial(Int4Linear, beside=_beside(form)), maker("float32")
         return lambda weight: make(weight) if Int4Linear.takes(weight) else whole(weight)
-    return lambda weight: DenseLinear(weight.to(DENSE[form]))
+    dtype = DENSE[form]
+    return lambda weight: DenseLinear(weight.to(dtype))
 
 
 def _beside(form: str) -> Make | None:
@@ -65,7 +76,7 @@ def _beside(form: str) -> Make | None:
     beside = form.removeprefix(BESIDE)
     if beside in DENSE:  # whose rows depend on how many there are: there are always as many
         return lambda weight: PaddedLinear(weight.to(DENSE[beside]))
-    return None if beside == form else maker(beside)
+    return None if beside == form == "int4" else maker(beside)
 
 
 def takes(form: str, weight: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 A kernel is made from ``levels`` (out, in) int8 and ``scale`` (out,) float32, and takes ``x`` (rows, in)
 float32 in steps, from ``-half`` to ``half``: it rounds x to whole steps and gives
 ``round(x) @ levels.T * scale`` in float32, each row as if it were alone. The sums are of integers, so their
-order does not show.
+order does not show. One takes x as it is and sums in float32 (``rounds`` says which).
 
 None of them is right or quick everywhere, and a processor's flags do not say where: FBGEMM's sums of two
 products can saturate in 16 bits on processors without VNNI (so it comes with 7-bit activations, too, whose
@@ -23,10 +23,11 @@ import torch
 
 
 class Kernel(Protocol):
-    """``half``: the largest step."""
+    """``half``: the largest step; ``rounds``: whether x is rounded to steps."""
 
     name: str
     half: int
+    rounds: bool
 
     def __init__(self, levels: torch.Tensor, scale: torch.Tensor): ...
 
@@ -36,7 +37,7 @@ class Kernel(Protocol):
 class Fbgemm:
     """FBGEMM's product (x86) in one operator that rounds, multiplies and gives float32."""
 
-    name, half, engine = "fbgemm", 127, "fbgemm"
+    name, half, rounds, engine = "fbgemm", 127, True, "fbgemm"
 
     def __init__(self, levels: torch.Tensor, scale: torch.Tensor):
         self.packed = _pack(levels, scale, self.engine)
@@ -55,7 +56,7 @@ class Fbgemm7(Fbgemm):
 class Onednn:
     """oneDNN's product of unsigned 8-bit activations. With signed ones it has fast code for AMX alone."""
 
-    name, half = "onednn", 127
+    name, half, rounds = "onednn", 127, True
 
     def __init__(self, levels: torch.Tensor, scale: torch.Tensor):
         self.scale = scale
@@ -88,7 +89,7 @@ class Qnnpack:
     columns, with weights of zero, hold 127 and -128 in every row, so that a step is always 1.
     """
 
-    name, half, engine = "qnnpack", 127, "qnnpack"
+    name, half, rounds, engine = "qnnpack", 127, True, "qnnpack"
 
     def __init__(self, levels: torch.Tensor, scale: torch.Tensor):
         self.packed = _pack(torch.nn.functional.pad(levels, (0, 2)), scale, self.engine)
@@ -103,7 +104,7 @@ class Qnnpack:
 class Weights:
     """Int8 weights against activations as they are, float32 sums: what torch has everywhere, for few rows."""
 
-    name, half = "weights", 127
+    name, half, rounds = "weights", 127, False
 
     def __init__(self, levels: torch.Tensor, scale: torch.Tensor):
         self.levels, self.scale = levels, scale

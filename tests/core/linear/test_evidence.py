@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,7 +21,7 @@ REFERENCE = "int8x2-reference"
 class Reference:
     """A kernel in plain torch, as slow and as right as it is made."""
 
-    name, half = "reference", 127
+    name, half, rounds = "reference", 127, True
 
     def __init__(self, levels, scale):
         self.levels, self.scale = levels.float(), scale
@@ -113,8 +114,8 @@ def test_attention_is_in_16_bits_where_that_is_faster_by_far(monkeypatch, few, s
 def test_attention_whose_rows_depend_on_each_other_is_not_chosen(monkeypatch):
     attend = evidence.F.scaled_dot_product_attention
 
-    def by_rows(query, keys, values):
-        return attend(query, keys, values) * query.shape[2]
+    def by_rows(query, keys, values, attn_mask):
+        return attend(query, keys, values, attn_mask) * query.shape[2]
 
     monkeypatch.setattr(evidence.F, "scaled_dot_product_attention", by_rows)
     assert not evidence.attends_alike("float32")
@@ -200,18 +201,48 @@ def test_the_choice(monkeypatch, table, layers, head, draft):
     chosen = evidence.look(SMALL, tuple(by_form))
     assert (chosen.layers, chosen.head, chosen.draft) == (layers, head, draft)
     assert bool(chosen.sentence) == (layers == "float32")
+    if not chosen.sentence:  # nor where dense products are simply faster
+        assert dataclasses.replace(chosen, layers="float32").sentence is None
     if chosen.sentence:
         assert chosen.sentence.startswith("No quantised product is right and quick on this processor")
 
 
 def test_a_product_that_reads_prompts_by_their_cuts_is_not_chosen(monkeypatch):
     table = [entry("int4", 4, 8, 16, 300), entry("bfloat16", 25, 25, 25, 28)]
-    (found,) = evidence._beside(table)
+    (found,) = evidence._beside(table, SMALL)
     assert found.right and found.form == "int4+bfloat16" and found.layers[-1] == 0.028
     monkeypatch.setattr(evidence, "reads_alike", lambda product: False)
-    (found,) = evidence._beside(table)
+    (found,) = evidence._beside(table, SMALL)
     assert found.verdict == "a row of a prompt depends on where it stands"
-    assert evidence._beside(table[1:]) == []
+    assert evidence._beside(table[1:], SMALL) == []
+
+
+def test_one_disturbed_call_rules_nothing_out(monkeypatch):
+    """Of three the least counts."""
+    monkeypatch.setitem(int8.KERNELS, "reference", Reference)
+    ticks = iter([0.0, 0.09, 1.0, 1.001, 2.0, 2.0005] * 2)
+    monkeypatch.setattr(evidence.time, "perf_counter", lambda: next(ticks))
+    found, taken = evidence.check(REFERENCE, SMALL, 0.002)
+    assert found.right and taken == pytest.approx(0.0005)
+
+
+def test_dense_products_are_there_whatever_they_take(monkeypatch):
+    """Where nothing else is right they have to do."""
+    monkeypatch.setattr(evidence.time, "perf_counter", iter(range(1000)).__next__)
+    assert evidence.check("float32", SMALL, 1e-6)[0].right
+    assert evidence.check("bfloat16", SMALL, 1e-6)[0].right
+    assert evidence.check("int4", SMALL, 1e-6)[0].verdict.startswith("too slow")
+    monkeypatch.setattr(evidence, "_error", lambda *_: 0.5)
+    assert evidence.check("float32", SMALL)[0].right and not evidence.check("bfloat16", SMALL)[0].right
+
+
+def test_the_sizes_are_those_of_the_embedded_target(embedded_folder):
+    config = json.loads((embedded_folder / "config.json").read_text())
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    head_size = hidden // config["num_attention_heads"]
+    qkv = hidden + 2 * config["num_key_value_heads"] * head_size
+    layers = ((qkv, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner))
+    assert evidence.EMBEDDED == Sizes(layers, config["num_hidden_layers"], (config["vocab_size"], hidden))
 
 
 def test_a_family_is_run_by_its_fastest_kernel_or_dense():
@@ -240,7 +271,7 @@ def test_on_a_slow_machine_there_is_one_turn_and_no_prompt(monkeypatch):
 def test_of_kernels_that_take_longer_none_is_timed():
     table = [entry(form) for form in ("int8-fbgemm", "int8-onednn", "int8-qnnpack", "int4")]
     listed = evidence._shortlist(
-        table, {"int8-fbgemm": 1.0, "int8-onednn": 1.4, "int8-qnnpack": 9, "int4": 50}
+        table, {"int8-fbgemm": 1.0, "int8-onednn": 2.9, "int8-qnnpack": 9, "int4": 50}
     )
     assert [e.form for e in listed if e.right] == ["int8-fbgemm", "int8-onednn", "int4"]
 
@@ -300,23 +331,32 @@ def test_the_time_of_others_is_what_is_not_this_processs(monkeypatch):
 
 @pytest.mark.parametrize("change", ["threads", "version", "flags", "narrowed", "sizes"])
 def test_another_machine_is_looked_at_anew(looks, tmp_path, monkeypatch, change):
+    def cpuinfo(flags):
+        read = Path.read_text
+        told = f"model name : One\nflags : {flags}\n\nmodel name : Two"
+        return lambda path, **how: told if path.name == "cpuinfo" else read(path, **how)
+
+    evidence._processor.cache_clear()
+    monkeypatch.setattr(Path, "read_text", cpuinfo("avx2"))
     evidence.find(SMALL, tmp_path)
     sizes = SMALL
     if change == "threads":
-        monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+        monkeypatch.setattr(evidence, "_THREADS", 77)
     elif change == "version":
         monkeypatch.setattr(torch, "__version__", "9.9")
     elif change == "flags":
-        monkeypatch.setattr(evidence.platform, "processor", lambda: "another")
+        evidence._processor.cache_clear()
+        monkeypatch.setattr(Path, "read_text", cpuinfo("avx2 avx_vnni"))
     elif change == "narrowed":
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
     else:
         sizes = dataclasses.replace(SMALL, count=3)
     evidence.find(sizes, tmp_path)
+    evidence._processor.cache_clear()
     assert len(looks) == 2
 
 
-@pytest.mark.parametrize("kept", ["", "[]", "{", "damaged", "unknown"])
+@pytest.mark.parametrize("kept", ["", "[]", "{", "damaged", "unknown", "later", "nothing"])
 def test_what_cannot_be_read_is_looked_for_anew(looks, tmp_path, kept):
     evidence.find(SMALL, tmp_path)
     path = tmp_path / evidence.KEPT
@@ -324,6 +364,10 @@ def test_what_cannot_be_read_is_looked_for_anew(looks, tmp_path, kept):
         kept = path.read_text().replace('"table"', '"tables"')
     elif kept == "unknown":
         kept = path.read_text().replace('"layers": "int4"', '"layers": "int8-of-later"')
+    elif kept == "later":
+        kept = path.read_text().replace('"layers": "int4"', '"layers": "int3"')
+    elif kept == "nothing":
+        kept = json.dumps({name: None for name in json.loads(path.read_text())})
     path.write_text(kept)
     evidence._found.clear()
     evidence.find(SMALL, tmp_path)
