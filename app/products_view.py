@@ -33,7 +33,7 @@ def products(found: Found | None) -> str:
         "<p class='quiet'>Each form is checked against float64 on hard inputs, then timed in the target's "
         "sizes: milliseconds of all layers, by rows of a pass.</p>"
         "<div class='scroll'><table class='costs'><thead><tr><th scope='col'>Form</th>"
-        f"<th scope='col'>Error</th>{head}<th scope='col'>Chosen for</th></tr></thead>"
+        f"<th scope='col'>Right</th>{head}<th scope='col'>Chosen for</th></tr></thead>"
         f"<tbody>{lines}</tbody></table></div>"
         f"<p class='quiet'>Attention of a layer over 4 and 256 rows: {attention}; runs in "
         f"{as_html(found.attention)}.{f' {DISTURBED}' if found.disturbed else ''}</p></details>"
@@ -42,16 +42,14 @@ def products(found: Found | None) -> str:
 
 def _line(entry: Evidence, found: Found) -> str:
     name = f"<th scope='row'>{as_html(entry.form)}</th>"
-    error = "–"
-    if entry.error is not None:
-        error = f"{entry.error:.0e}" if entry.error < 0.01 else f"{entry.error:.0%}"
+    right = "yes" if entry.right else "no" if entry.verdict.startswith("wrong") else "–"
     if not entry.right:
         why = f"<td colspan='5'>{as_html(entry.verdict)}</td>"
-        return f"<tr class='left-out'>{name}<td>{error}</td>{why}</tr>"
+        return f"<tr class='left-out'>{name}<td>{right}</td>{why}</tr>"
     chosen = ", ".join(word for role, word in ROLES if getattr(found, role) == entry.form)
     cells = "".join(f"<td>{_milliseconds(seconds)}</td>" for seconds in entry.layers)
     best = " class=best" if chosen else ""
-    return f"<tr{best}>{name}<td>{error}</td>{cells}<td>{chosen}</td></tr>"
+    return f"<tr{best}>{name}<td>{right}</td>{cells}<td>{chosen}</td></tr>"
 
 
 def _milliseconds(seconds: float) -> str:

@@ -70,6 +70,15 @@ def greedy_ids(pair, prompt: str, k: int, length: int, width: int = 1, name=None
     return generation.reply.token_ids
 
 
+def margin_after(pair, prompt: str, written: tuple[int, ...], best: tuple[int, int]) -> float:
+    """How far apart the logits of the two likeliest ids are there, which ``best`` must be."""
+    ids = encode_chat(pair.tokenizer, [{"role": "user", "content": prompt}])
+    with torch.inference_mode():
+        top = pair.target.next_logits([*ids, *written], pair.target.new_cache()).topk(2)
+    assert set(top.indices.tolist()) == set(best)
+    return (top.values[0] - top.values[1]).item()
+
+
 @pytest.mark.parametrize("prompt", load_prompts()[:2], ids=lambda prompt: prompt.id)
 def test_greedy_speculative_equals_plain(embedded_pair, prompt):
     plain = greedy_ids(embedded_pair, prompt.prompt, 0, 32)
@@ -107,7 +116,12 @@ def test_greedy_replies_of_trained_drafters_are_the_targets_own(embedded_pair, n
         pytest.skip(f"no draft of kind {name} ships")
     prompt = load_prompts()[0].prompt
     plain = greedy_ids(embedded_pair, prompt, 0, 24)
-    assert greedy_ids(embedded_pair, prompt, 4, 24, width, name) == plain
+    found = greedy_ids(embedded_pair, prompt, 4, 24, width, name)
+    if width == 1 or found == plain:
+        assert found == plain
+    else:  # a tree's rows are exact up to rounding: where they part, two ids were as good as equally likely
+        at = next(n for n, (a, b) in enumerate(zip(plain, found, strict=False)) if a != b)
+        assert margin_after(embedded_pair, prompt, plain[:at], (plain[at], found[at])) < 0.02
     info = embedded_pair.drafting(name).info
     assert info.drafter == name and len(info.draft_fingerprint) == 64
     assert info.target_fingerprint == embedded_pair.info.target_fingerprint

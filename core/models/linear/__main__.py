@@ -12,7 +12,7 @@ from core.models.linear.evidence import DISTURBED, EMBEDDED, KEPT, ROWS, Found, 
 
 def table(found: Found) -> str:
     """What was found of each form, as lines of text; milliseconds are of all layers, by rows of a pass."""
-    rows = "".join(f"{f'{count} rows':>10}" for count in ROWS)
+    rows = "".join(f"{f'{count} rows' if count > 1 else '1 row':>10}" for count in ROWS)
     lines = [f"{'form':18}{'error':>10}{'alone':>10}{rows}{'head, 1':>10}{'head, 4':>10}"]
     for entry in found.table:
         error = "–" if entry.error is None else f"{entry.error:.1e}"

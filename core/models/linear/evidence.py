@@ -21,6 +21,7 @@ Run: ``python -m core.models.linear`` shows what was found here (``--again`` loo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -246,7 +247,10 @@ _IDLE = ("idle", "iowait", "guest", "guest_nice")  # the last two are counted as
 
 
 def _fastest(entries: Iterable[Evidence], of: str = "layers") -> str:
-    return min((e for e in entries if e.right), key=lambda e: _typical(getattr(e, of))).form
+    """The fastest right form. Dense products, whose rows depend on how many there are, have to be ``WORTH``
+    times as fast as quantised ones."""
+    taken = {e.form: _typical(getattr(e, of)) for e in entries if e.right}
+    return min(taken, key=lambda form: taken[form] * (WORTH if forms.family(form) in forms.DENSE else 1))
 
 
 def _shortlist(table: Sequence[Evidence], first_call: Mapping[str, float]) -> list[Evidence]:
@@ -578,6 +582,8 @@ def _keep(path: Path, name: str, found: Found) -> None:
         part.write_text(json.dumps(kept, indent=1), encoding="utf-8")
         os.replace(part, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            path.with_suffix(f".{os.getpid()}.part").unlink()
         log.warning("Which products were found right and quick is not kept: %s", error)
 
 
