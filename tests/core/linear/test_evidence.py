@@ -194,13 +194,13 @@ def found(*table: Evidence, **chosen) -> Found:
         (
             [
                 entry("int8x2-fbgemm", 5, 9, 12, 150, head=1),
-                entry("int4", 4, 8, 16, 200, head=1),
+                entry("int4", 4, 7.5, 16, 200, head=1),
                 entry("bfloat16", 4, 7, 9, 120, head=0.9),
                 entry("float32", 9, 9, 9, 130, head=2),
             ],
             "int4",
             "int8x2-fbgemm",
-            "int4",
+            "bfloat16",
         ),
         # Nothing but dense.
         ([entry("int4", verdict="too slow: 37 ms"), entry("float32", 50, 60, 60, 148)], *["float32"] * 3),
