@@ -44,8 +44,10 @@ def check(found: dict) -> None:
     assert {found["layers"], found["head"], found["draft"]} <= right
     assert all(entry["error"] <= 0.01 for entry in found["table"] if entry["form"] in right)
     assert found["kl"] < LOST and found["overlap"] > 0.9
-    assert found["plain"] == found["speculative"] and len(found["plain"]) == 12
-    if found["exactness_note"] is None:
+    assert len(found["plain"]) == len(found["speculative"]) == 12
+    if found["exactness_note"] is None:  # else the page says by how much rows differ
+        assert found["plain"] == found["speculative"]
+    if found["layers"] not in forms.DENSE:
         assert not any(entry["alone"] for entry in found["table"] if entry["form"] == found["layers"])
 
 
