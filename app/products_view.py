@@ -33,7 +33,7 @@ def products(found: Found | None) -> str:
         "<p class='quiet'>Each form is checked against float64 on hard inputs, then timed in the target's "
         "sizes: milliseconds of all layers, by rows of a pass.</p>"
         "<div class='scroll'><table class='costs'><thead><tr><th scope='col'>Form</th>"
-        f"<th scope='col'>Right</th>{head}<th scope='col'>Chosen for</th></tr></thead>"
+        f"<th scope='col'>Right</th>{head}</tr></thead>"
         f"<tbody>{lines}</tbody></table></div>"
         f"<p class='quiet'>Attention of a layer over 4 and 256 rows: {attention}; runs in "
         f"{as_html(found.attention)}.{f' {DISTURBED}' if found.disturbed else ''}</p></details>"
@@ -41,15 +41,16 @@ def products(found: Found | None) -> str:
 
 
 def _line(entry: Evidence, found: Found) -> str:
-    name = f"<th scope='row'>{as_html(entry.form)}</th>"
+    chosen = ", ".join(word for role, word in ROLES if getattr(found, role) == entry.form)
+    runs = f"<i>{chosen}</i>" if chosen else ""
+    name = f"<th scope='row'>{as_html(entry.form)}{runs}</th>"
     right = "yes" if entry.right else "no" if entry.verdict.startswith("wrong") else "–"
     if not entry.right:
-        why = f"<td colspan='5'>{as_html(entry.verdict)}</td>"
+        why = f"<td colspan='4'>{as_html(entry.verdict)}</td>"
         return f"<tr class='left-out'>{name}<td>{right}</td>{why}</tr>"
-    chosen = ", ".join(word for role, word in ROLES if getattr(found, role) == entry.form)
     cells = "".join(f"<td>{_milliseconds(seconds)}</td>" for seconds in entry.layers)
     best = " class=best" if chosen else ""
-    return f"<tr{best}>{name}<td>{right}</td>{cells}<td>{chosen}</td></tr>"
+    return f"<tr{best}>{name}<td>{right}</td>{cells}</tr>"
 
 
 def _milliseconds(seconds: float) -> str:
