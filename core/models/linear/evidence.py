@@ -36,7 +36,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch
 import torch.nn.functional as F
 
@@ -238,6 +237,8 @@ class _Others:
         return max(0.0, 100 * (busy - own) / (wall * cores)) if wall > 0 else 0.0
 
     def _now(self) -> tuple[float, float, float]:
+        import psutil  # which the run on a card does without
+
         times = psutil.cpu_times()._asdict()
         busy = sum(seconds for name, seconds in times.items() if name not in _IDLE)
         return time.monotonic(), busy, time.process_time()

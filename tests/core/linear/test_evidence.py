@@ -334,7 +334,7 @@ def test_what_was_found_beside_other_work_is_looked_for_anew_when_that_is_over(l
 def test_the_time_of_others_is_what_is_not_this_processs(monkeypatch):
     times = iter([dict(user=10, system=5, idle=100, guest=9), dict(user=15, system=6, idle=104, guest=9)])
     made = lambda: SimpleNamespace(_asdict=next(times).copy)  # noqa: E731
-    monkeypatch.setattr(evidence.psutil, "cpu_times", made)
+    monkeypatch.setattr("psutil.cpu_times", made)
     monkeypatch.setattr(evidence.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(evidence.time, "monotonic", iter([0.0, 5.0]).__next__)
     monkeypatch.setattr(evidence.time, "process_time", iter([1.0, 3.0]).__next__)
