@@ -17,7 +17,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +28,7 @@ import torch
 
 from core.auto_k import MOST, Costs
 from core.engine import Engine
+from core.kept import keep
 from core.models import Progress, silent
 from core.models.embedded import home, load_embedded
 from core.models.errors import LoadError
@@ -183,16 +183,7 @@ def _name(pair: Pair) -> str:
 
 def _keep(path: Path, name: str, measured: Costs) -> None:
     try:
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            assert isinstance(kept, dict)
-        except (OSError, ValueError, AssertionError):
-            kept = {}
-        kept[name] = dataclasses.asdict(measured) | {"threads": torch.get_num_threads()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        os.replace(part, path)
+        keep(path, name, dataclasses.asdict(measured) | {"threads": torch.get_num_threads()})
     except OSError as error:
         log.warning("The costs of the pair are not kept: %s", error)
 

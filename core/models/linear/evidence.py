@@ -21,7 +21,6 @@ Run: ``python -m core.models.linear`` shows what was found here (``--again`` loo
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -39,6 +38,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from core.kept import keep
 from core.models import Progress, silent
 from core.models.linear import forms
 from core.models.linear.forms import maker
@@ -572,19 +572,8 @@ def _tuples(values: dict) -> dict:
 
 def _keep(path: Path, name: str, found: Found) -> None:
     try:
-        try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            assert isinstance(kept, dict)
-        except (OSError, ValueError, AssertionError):
-            kept = {}
-        kept[name] = asdict(found)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f".{os.getpid()}.part")
-        part.write_text(json.dumps(kept, indent=1), encoding="utf-8")
-        os.replace(part, path)
+        keep(path, name, asdict(found))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            path.with_suffix(f".{os.getpid()}.part").unlink()
         log.warning("Which products were found right and quick is not kept: %s", error)
 
 
