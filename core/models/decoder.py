@@ -338,6 +338,7 @@ class Decoder:
         # The query heads that share a key head become rows of one product; zeros fill up their block.
         query = torch.zeros(1, kv_heads, len(mask), size, device=self.device, dtype=self.cache_dtype)
         asking = query[0, :, :queries].view(kv_heads, rows, group, size)
+        flat = (rows, heads * size), (heads * size, 1)
         asked = by_head[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
         running = self.layers if layers is None else self.layers[:layers]
         kept = {layer: kind for kind, layer in enumerate(self.feature_layers)} if layers is None else {}
@@ -353,10 +354,10 @@ class Decoder:
             asking.copy_(asked)
             attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             # As ``out`` takes it, position by position: see ``_by_group``.
-            attended = attended.transpose(1, 2)[0, :queries].reshape(rows, heads * size)
+            attended = attended.transpose(1, 2).contiguous().as_strided(*flat)
             _add(x, layer.out.unscaled(attended, many))
             y, scale = layer.gate_up.unscaled(self._normed(x, layer.mlp_norm), many)
-            gate, up = (y if scale is None else y.mul_(scale)).chunk(2, 1)
+            gate, up = (y if scale is None else y.mul_(scale)).unsafe_split(y.shape[1] // 2, 1)
             _add(x, layer.down.unscaled(F.silu(gate).mul_(up), many))
             if index in kept and index < len(self.layers) - 1:
                 cache.features[start:end, kept[index]] = self._turned_back(x)
