@@ -21,7 +21,7 @@ from core.chat import NO_TEMPLATE
 from core.drafters.base import Drafting
 from core.drafters.model import ModelDrafter
 from core.drafters.untrained import makers
-from core.models import Progress, distilled, memory, quantize
+from core.models import Progress, distilled, memory, quantize, sizes
 from core.models.checkpoint import fetch, fingerprint
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import DRAFTS, home
@@ -43,7 +43,7 @@ from core.text import end_token_ids
 def load_general(spec: PairSpec, say: Progress) -> Pair:
     """The pair ``spec`` asks for, ready to run. Raises LoadError, and whatever libraries raise."""
     if choose_device(spec.device) == "cpu":  # which kernels run, for a model that is quantised
-        evidence.find(evidence.EMBEDDED, home(), say=say)
+        evidence.find(sizes.EMBEDDED, home(), say=say)
     plans = plan_models(spec, say)
     target, draft = plans[0], plans[1] if len(plans) > 1 else None
     device = target.device

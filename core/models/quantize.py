@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from core.models import sizes
 from core.models.decoder import Decoder, Make
 from core.models.embedded import home
 from core.models.errors import LoadError
@@ -101,7 +102,7 @@ def kernel(family: str) -> str:
     """The form (``core.models.linear.forms``) in which a family runs here. Evidence is of the sizes of the
     embedded target: which kernel is right hardly hangs on sizes, and weights of another model are not at hand
     where this is asked first."""
-    return evidence.find(evidence.EMBEDDED, home()).best(family)
+    return evidence.find(sizes.EMBEDDED, home()).best(family)
 
 
 def cache_dtype(form: str, device: str) -> torch.dtype | None:
@@ -109,7 +110,7 @@ def cache_dtype(form: str, device: str) -> torch.dtype | None:
     are rounded more coarsely; None for that of its activations."""
     if device != "cpu" or form not in PACKED:
         return None
-    return getattr(torch, evidence.find(evidence.EMBEDDED, home()).attention)
+    return getattr(torch, evidence.find(sizes.EMBEDDED, home()).attention)
 
 
 def keep_rows_apart(config) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from core.models.linear import MANY, Int4Linear, Int8Linear, Nf4Linear, evidence, forms
+from core.models.linear import MANY, Int4Linear, Int8Linear, Nf4Linear, checks, forms
 from core.models.linear.forms import maker
 from core.models.linear.products import GROUP, PaddedLinear, quantize_int4
+from core.models.sizes import EMBEDDED
 from core.settings import MAX_DRAFT_TOKENS
 
 ROWS = MAX_DRAFT_TOKENS + 1
-# What is right on this machine; each wrong one is a verdict of test_evidence.py.
-RIGHT = [form for form in forms.NAMES if evidence.check(form, evidence.EMBEDDED)[0].right]
+# What is right on this machine; each wrong one is a verdict of test_checks.py.
+RIGHT = [form for form in forms.NAMES if checks.check(form, EMBEDDED)[0].right]
 QUANTISED = [form for form in RIGHT if form not in forms.DENSE]
 # Largest error of a random row: of the weights' levels, and of the activations'.
 ERRORS = {"int8-fbgemm7": 0.03, "int4": 0.1, "float32": 1e-6}
@@ -100,7 +101,7 @@ def test_many_rows_are_each_as_they_would_be_elsewhere(beside):
 def test_a_padded_product_is_the_dense_one():
     product, x = PaddedLinear(weight()), some_rows(5)
     torch.testing.assert_close(product(x), x @ weight().T)
-    assert product(some_rows(MANY)).shape == (MANY, 192) and evidence.reads_alike(product)
+    assert product(some_rows(MANY)).shape == (MANY, 192) and checks.reads_alike(product)
 
 
 def test_nf4_is_near_the_dense_product_row_by_row():
@@ -109,7 +110,7 @@ def test_nf4_is_near_the_dense_product_row_by_row():
     expected = x @ weight().T
     assert 0 < (product(x).float() - expected).norm() / expected.norm() < 0.15
     # Its kernel for a CPU may sum in another order for other row counts, but sees no other row.
-    assert evidence.product_dependence(product, 128, ROWS) < 0.01
+    assert checks.product_dependence(product, 128, ROWS) < 0.01
     assert [Nf4Linear.takes(torch.empty(*size)) for size in ((32, 64), (48, 64), (32, 96))] == [1, 0, 0]
 
 
