@@ -171,16 +171,16 @@ LOAD_AGAIN = "Other products are the fastest here now: load the pair again, and 
 CHOSEN = ("layers", "head", "draft", "attention")
 
 
-def look_again(pair: Pair) -> str | None:
+def look_again(pair: Pair, say: Progress = silent) -> str | None:
     """Checks and times the forms of a pair's products anew, where evidence chose them, and keeps what is
-    found for the next load. Gives a sentence where that will run other forms than run now."""
+    found for the next load. The pair then has the new figures, beside the forms that run. Gives a sentence
+    where the next load will run others."""
     if pair.products is None:
         return None
-    found = evidence.find(sizes.EMBEDDED, home(), again=True)
-    same = all(getattr(found, what) == getattr(pair.products, what) for what in CHOSEN)
-    if same:
-        pair.products = found
-    return None if same else LOAD_AGAIN
+    found = evidence.find(sizes.EMBEDDED, home(), again=True, say=say)
+    runs = {what: getattr(pair.products, what) for what in CHOSEN}
+    pair.products = replace(found, **runs)
+    return None if pair.products == found else LOAD_AGAIN
 
 
 def embedded_target(

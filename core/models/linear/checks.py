@@ -20,6 +20,7 @@ from core.models.linear.forms import maker
 from core.models.linear.products import MANY, Linear
 
 CHECKED_ROWS = 17  # a round has no more
+CHECKED_OUT, CHECKED_WEIGHTS = 1024, 1024 * 1536  # of a matrix, at most
 HOPELESS = 50
 SLOW = 0.1  # seconds of a call that is not repeated
 QUICK, FEW_ROWS = 0.005, (2, 4, 17)  # of a form whose first call takes longer, fewer row counts are checked
@@ -29,9 +30,9 @@ TOLERANCE = {"int8": 1e-5, "int4": 0.01, "bfloat16": 0.01, "float32": 1e-5}
 def check(form: str, sizes: Sizes, most_seconds: float = math.inf) -> tuple[Evidence, float]:
     """Whether ``form`` is right here, and seconds of a call; more than ``most_seconds`` end the check."""
     evidence, worst, alone, taken = Evidence(form), 0.0, 0.0, 0.0
-    for out, inside in {sizes.layers[0], sizes.layers[-1]}:
-        out = min(out, 1024)
-        weight = hard_weight(out, inside)
+    for size in {sizes.layers[0], sizes.layers[-1]}:
+        weight = hard_weight(*size)
+        out, inside = weight.shape
         if not forms.takes(form, weight):
             return replace(evidence, verdict=f"does not take a matrix of {out} × {inside}"), taken
         x = hard_inputs(inside, forms.half(form))
@@ -74,11 +75,13 @@ def reads_alike(product: Linear) -> bool:
 
 
 @torch.inference_mode()
-def attends_alike(name: str) -> bool:
+def attends_alike(name: str, sizes: Sizes) -> bool:
     """Whether a row of attention in this dtype is the same in passes of more and of fewer blocks of rows."""
+    _, kv_heads, size = sizes.attention
     generator = torch.Generator().manual_seed(4)
-    query, keys = (torch.randn(1, 3, n, 64, generator=generator).to(forms.DENSE[name]) for n in (56, 512))
-    mask = torch.zeros(56, 512, dtype=forms.DENSE[name])
+    dtype = forms.DENSE[name]
+    query, keys = (torch.randn(1, kv_heads, n, size, generator=generator).to(dtype) for n in (56, 512))
+    mask = torch.zeros(56, 512, dtype=dtype)
 
     def attended(rows: int) -> torch.Tensor:
         return F.scaled_dot_product_attention(query[:, :, :rows], keys, keys, attn_mask=mask[:rows])
@@ -113,7 +116,9 @@ def product_dependence(
 
 
 def hard_weight(out: int, inside: int) -> torch.Tensor:
-    """A matrix (out, in) float32, half of whose rows are as large as its numbers get, and one is zero."""
+    """A matrix (out, in) float32, half of whose rows are as large as its numbers get, and one is zero; of a
+    large one some of its rows."""
+    out = min(out, CHECKED_OUT, max(16, CHECKED_WEIGHTS // inside // 16 * 16))
     generator = torch.Generator().manual_seed(1)
     weight = torch.randn(out, inside, generator=generator)
     weight[: out // 4] = weight[: out // 4].sign()

@@ -41,7 +41,7 @@ from core.threads import use
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of what is measured, and how: raise it when that changes
+VERSION = 2  # of what is measured, and how: raise it when that changes
 KEPT = "products.json"
 NEAR = 3
 FASTER = 0.5
@@ -92,21 +92,21 @@ def look(sizes: Sizes, names: Sequence[str] = forms.NAMES, say: Progress = silen
     clock = Others()
     table, quickest, first_call = [], math.inf, {}
     for done, form in enumerate(names):
-        say(LOOKING, done / len(names) / 2)
+        say(f"{LOOKING}: checking {form}", done / len(names) / 2)
         entry, first_call[form] = check(form, sizes, HOPELESS * quickest)
         table.append(entry)
         if entry.right:
             quickest = min(quickest, first_call[form])
     table = timed(_shortlist(table, first_call), sizes, say)
     table += _beside(table, sizes)
-    attended = attention_seconds()
+    attended = attention_seconds(sizes)
     targets = [entry for entry in table if forms.is_close(entry.form)]
     return Found(
         layers=_fastest(targets),
         # 4 bits would change what a target says, and so would one part, for the final norm leaves outliers.
         head=_fastest((e for e in table if e.form.startswith((forms.TWO, *forms.DENSE))), "head"),
-        draft=min((e for e in table if e.right), key=lambda e: e.layers[0] + e.head[0] / 3).form,
-        attention=_attention(attended),
+        draft=min((e for e in table if e.right), key=lambda e: e.draft).form,
+        attention=_attention(attended, sizes),
         table=tuple(table),
         attended=attended,
         others=clock.percent(),
@@ -155,11 +155,11 @@ def _beside(table: Sequence[Evidence], sizes: Sizes) -> list[Evidence]:
     return found
 
 
-def _attention(attended: Mapping[str, Sequence[float]]) -> str:
+def _attention(attended: Mapping[str, Sequence[float]], sizes: Sizes) -> str:
     """The dtype of attention: float32, or the one of 16 bits where that is faster by far and as steady."""
     taken = {name: TYPICAL[4] * few + TYPICAL[MANY] * many for name, (few, many) in attended.items()}
-    faster = taken["bfloat16"] < CLEARLY * taken[FLOAT] or not attends_alike(FLOAT)
-    return "bfloat16" if faster and attends_alike("bfloat16") else FLOAT
+    faster = taken["bfloat16"] < CLEARLY * taken[FLOAT] or not attends_alike(FLOAT, sizes)
+    return "bfloat16" if faster and attends_alike("bfloat16", sizes) else FLOAT
 
 
 def _name(sizes: Sizes) -> str:

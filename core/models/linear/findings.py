@@ -24,11 +24,12 @@ TYPICAL = {1: 10, 4: 40, MANY: 1}
 @dataclass(frozen=True)
 class Sizes:
     """Of a model's products, (out, in): those of one of ``count`` layers, and the head's. Activations of a
-    layer's last product have outliers."""
+    layer's last product have outliers. ``attention``: heads, key heads, numbers of a head."""
 
     layers: tuple[tuple[int, int], ...]
     count: int
     head: tuple[int, int]
+    attention: tuple[int, int, int]
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,10 @@ class Evidence:
 
     ``error``: the largest against float64, as a share of what is summed, signs aside; None where it did not
     run. ``alone``: the largest difference between a row of several and the same alone, as a share of the
-    largest number, 0 where bit-equal. ``layers`` and ``head`` are seconds for ``ROWS`` rows, empty where not
-    timed. ``verdict`` says why it cannot be chosen, and is empty where it can.
+    largest number, 0 where bit-equal. ``layers`` and ``head`` are seconds for ``ROWS`` rows of a target,
+    empty where not timed. ``draft`` are seconds for one row as a draft runs such products: all of an int8
+    form in one part, and of the head a third. ``verdict`` says why it cannot be chosen, and is empty where it
+    can.
     """
 
     form: str
@@ -46,6 +49,7 @@ class Evidence:
     alone: float = 0.0
     layers: tuple[float, ...] = ()
     head: tuple[float, ...] = ()
+    draft: float | None = None
     verdict: str = ""
 
     @property

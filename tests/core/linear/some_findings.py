@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from core.models.linear.findings import Evidence, Found, Sizes
 
-SMALL = Sizes(((96, 64), (64, 64), (128, 64), (64, 128)), 2, (256, 64))
+SMALL = Sizes(((96, 64), (64, 64), (128, 64), (64, 128)), 2, (256, 64), (4, 2, 16))
 
 
 def entry(form: str, *milliseconds: float, head: float = 1, **more) -> Evidence:
-    return Evidence(form, 0.0, layers=tuple(m / 1e3 for m in milliseconds), head=(head / 1e3,) * 4, **more)
+    layers = tuple(m / 1e3 for m in milliseconds)
+    if layers:
+        more = {"draft": layers[0] + head / 3e3} | more
+    return Evidence(form, 0.0, layers=layers, head=(head / 1e3,) * 4, **more)
 
 
 def found(*table: Evidence, **chosen) -> Found:

@@ -27,8 +27,8 @@ from tests.core.linear.some_findings import SMALL, entry, found
     ],
 )
 def test_attention_is_in_16_bits_where_that_is_faster_by_far(monkeypatch, few, steady, chosen):
-    monkeypatch.setattr(evidence, "attends_alike", lambda name: name in steady)
-    assert evidence._attention({"float32": (1e-3, 1e-2), "bfloat16": (few, 10 * few)}) == chosen
+    monkeypatch.setattr(evidence, "attends_alike", lambda name, _: name in steady)
+    assert evidence._attention({"float32": (1e-3, 1e-2), "bfloat16": (few, 10 * few)}, SMALL) == chosen
 
 
 def test_what_is_looked_for_is_right_and_in_turn_fastest():

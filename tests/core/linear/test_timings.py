@@ -14,4 +14,4 @@ def test_on_a_slow_machine_there_is_one_turn_and_no_prompt(monkeypatch):
     said = []
     (timed,) = timings.timed([Evidence("float32", 0.0)], SMALL, lambda *what: said.append(what))
     assert timed.layers[3] == 32 * timed.layers[2] and timed.head[3] == timed.head[0]
-    assert len(said) == 1 and said[0][0] == timings.LOOKING
+    assert len(said) == 1 and said[0][0] == f"{timings.LOOKING}: timing float32"
