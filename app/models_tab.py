@@ -74,6 +74,7 @@ class ModelsTab:
             with gr.Column(elem_id="models-runs", min_width=320, scale=1):
                 gr.HTML("<h2 class='margin-title'>What runs</h2>", apply_default_css=False)
                 self.runs = gr.HTML("", elem_id="runs", apply_default_css=False)
+                self.measuring = gr.HTML("", elem_id="measuring", apply_default_css=False)
                 with gr.Row(elem_id="runs-actions", visible=self.may_choose):
                     self.measure = gr.Button(
                         "Measure again", size="sm", interactive=False, elem_id="measure", min_width=84
@@ -81,7 +82,6 @@ class ModelsTab:
                     self.unload = gr.Button(
                         "Unload", size="sm", interactive=False, elem_id="unload", min_width=84
                     )
-                self.measuring = gr.HTML("", elem_id="measuring", apply_default_css=False)
                 if not self.may_choose:
                     reason = ZERO_GPU if zero_gpu.active() else SHARED
                     gr.HTML(f"<p class='quiet'>{as_html(reason)}</p>", apply_default_css=False)
