@@ -20,6 +20,23 @@ if TYPE_CHECKING:
 PERMISSIONS = ["clipboard-read", "clipboard-write"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def routes_once() -> Iterator[None]:
+    """Gradio makes a page's routes four times, 0.2 s each, and serves the last ones: only those are made."""
+    from gradio.routes import App
+
+    make = App.create_app
+
+    def create_app(blocks, *arguments, **options):
+        if not arguments and options == {"mcp_server": False}:  # by __init__, __exit__ or queue
+            return None
+        return make(blocks, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(App, "create_app", staticmethod(create_app))
+        yield
+
+
 @pytest.fixture(scope="module")
 def browser(chromium: str) -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
