@@ -79,4 +79,4 @@ def test_the_card_of_a_shipped_draft_is_true(path, judged):
         assert one.tokens == said[domain]["tokens"]
         assert one.by_depth == pytest.approx(said[domain]["by_depth"], abs=0.01)
         assert of_all[domain]["tokens"] >= 5_000
-        assert f"{whole[domain]['by_depth'][0]:.4f}" in card
+        assert f"{of_all[domain]['by_depth'][0]:.4f}" in card
