@@ -19,7 +19,7 @@ would).
 - ``nf4``: bitsandbytes' 4 bits with double quantisation and bfloat16 activations (Dettmers et al. 2023,
   arXiv:2305.14314); fused kernels for few rows, on a card from bitsandbytes 0.50 on.
 
-``rounded`` of a form says which weights it holds: ``core.models.linear.evidence`` checks its kernel against a
+``rounded`` of a form says which weights it holds: ``core.models.linear.checks`` holds its kernel against a
 float64 product of those. Knows nothing of models, and not which form is fastest.
 """
 
@@ -120,7 +120,7 @@ class Int8Linear:
 
     def _step(self, sizes: torch.Tensor) -> torch.Tensor:
         """What a step of each row stands for, (rows, 1), of its numbers' sizes. Largest of all sizes, for
-        torch's maximum norm takes up to ten times as long."""
+        torch's maximum norm takes up to four times as long as both."""
         # A row of zeros keeps a harmless scale instead of dividing by zero.
         return torch.amax(sizes, 1, True).mul_(self.one_step).clamp_min_(_TINY)
 
