@@ -1,10 +1,11 @@
-"""Attention of a tree's rows on a processor, such that each comes out as the row of a chain does, bit for bit.
+"""Attention of a tree's rows on a processor: each comes out as the row of a chain does, bit for bit.
 
 Where a row's ancestors lie apart in the cache, its sums over keys are made in another order than a chain's.
 So the tree is walked branch by branch: the keys and values of a branch are laid behind what was committed in
-the order of a chain, and the rows of it that were not attended for attend as those of a chain do, over the same
-blocks of keys with the same mask. The next branch lays over them what it does not share. A row is attended for
-once; what the walk costs is a call of attention for each branch and layer in the place of one for all.
+the order of a chain, and the rows of it that were not attended for attend as those of a chain do, over the
+same blocks of keys with the same mask. The next branch lays over them what it does not share. A row is
+attended for once; what the walk costs is a call of attention for each branch and layer in the place of one
+for all.
 
 Knows rows, keys and masks; no weights, no ids and nothing of where trees come from.
 """
@@ -31,8 +32,9 @@ def depths(parents: Sequence[int], start: int) -> list[int]:
 
 
 class Walk:
-    """The order in which rows are attended for: ``order`` names the tree's rows, each child behind its parent or
-    behind the branches of its elder siblings; ``back`` (rows,) int64 says where in it each row of the tree is.
+    """The order in which rows are attended for: ``order`` names the tree's rows, each child behind its parent
+    or behind the branches of its elder siblings; ``back`` (rows,) int64 says where in it each row of the tree
+    is.
     """
 
     def __init__(self, parents: Sequence[int], start: int):
@@ -48,7 +50,8 @@ class Walk:
         self.back[self.order] = torch.arange(len(parents))
         at = depths(parents, start)
         self.positions = [at[row] for row in self.order]
-        # Pieces of branches, (first row, end) of the order: a chain's pass, too, is made in two at a block's end.
+        # Pieces of branches, (first row, end) of the order. A chain's pass is made in two at a block's end,
+        # too.
         begins = [
             place
             for place, row in enumerate(self.order)
