@@ -70,9 +70,12 @@ class Walk:
         kv_heads, _, group, size = asked.shape
         self._attended = torch.empty(len(self.order), group * kv_heads * size, dtype=buffer.dtype)
         self._steps = []
+        masks: dict[tuple[int, int], torch.Tensor] = {}  # siblings have the same
         for first, end in self._pieces:
             rows, position = end - first, self.positions[first]
-            seen_by = mask(rows, position)
+            if (rows, position) not in masks:
+                masks[rows, position] = mask(rows, position)
+            seen_by = masks[rows, position]
             query = torch.zeros(1, kv_heads, len(seen_by), size, dtype=buffer.dtype)
             seen = buffer[:, :, None, : seen_by.shape[1]].transpose(3, 4)
             self._steps.append(

@@ -187,6 +187,16 @@ def test_an_outcome_says_which_proposal_it_is_of():
     ]
 
 
+def test_the_overlap_of_a_candidate_is_with_what_its_elder_siblings_left():
+    """p is (0.4, 0.3, 0.2, 0.1); a refused certain 0 leaves (0, 3, 2, 1) / 6, of which a draw from halves of
+    1 and 2 keeps 1/2 + 1/3."""
+    halves = of(1, 1, ids=[1, 2])
+    proposals = [Proposal(0, one_hot(0), one_hot(0)), Proposal(1, halves, halves)]
+    first, second, *_ = verify_tree(lambda row: of(4, 3, 2, 1), proposals, lambda: 0.999)
+    assert (first.fate, first.overlap, first.p) == (Fate.REJECTED, pytest.approx(0.4), pytest.approx(0.4))
+    assert (second.overlap, second.p) == (pytest.approx(5 / 6), pytest.approx(1 / 2))
+
+
 def test_candidates_and_their_own_q(monkeypatch):
     """The law of a pair drawn without replacement; each one's q is that of its draw given the elder."""
     q = of(4, 2, 1, 1)
