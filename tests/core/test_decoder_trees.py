@@ -79,8 +79,10 @@ def test_rows_of_a_tree_are_those_of_one_row_passes_bit_for_bit(start):
 
 
 # Positions at which the tree crosses a block of keys among them.
-@pytest.mark.parametrize("start", [0, 1, 30, 252, 256])
-def test_rows_of_a_tree_are_those_of_each_branch_read_alone(decoder, start):
+@pytest.mark.parametrize("start, masked", [(0, False), (1, False), (30, True), (252, False), (256, False)])
+def test_rows_of_a_tree_are_those_of_each_branch_read_alone(decoder, start, masked, monkeypatch):
+    """Also in one pass behind a mask, as on a card."""
+    monkeypatch.setattr(decoder, "_query_block", 1 if masked else 8)
     prefix, ids = some_ids(start), some_ids(len(PARENTS), 1)
     with torch.inference_mode():
         decoder.prefill(prefix, cache := decoder.new_cache())

@@ -83,7 +83,7 @@ def test_a_short_context_leaves_the_larger_counts_out():
 
 
 class Trees(ToyDecoder):
-    """Keeps the trees it was asked for; one whose rows are ``odd`` comes out otherwise than its rows alone."""
+    """Keeps the trees it was asked for; one of ``odd`` rows comes out otherwise than its rows alone."""
 
     def __init__(self, odd: int = 0):
         super().__init__(table(1, 26), context_length=200)
@@ -115,9 +115,9 @@ def test_a_tree_whose_rows_come_out_otherwise_is_noticed():
     found = row_dependence(Trees(odd=1 + 7 * 5))
     assert (found.later, found.alone) == (0, 0) and 1e-6 < found.trees < 1e-2
     assert found.sentence == (
-        "A token scored beside others came out as the same token scored alone, bit for bit. A token of a tree "
-        f"differs from the same token scored alone by up to {found.trees:.1e} in probability, so replies with "
-        "trees are exact up to that difference."
+        "A token scored beside others came out as the same token scored alone, bit for bit. A token of a"
+        f" tree differs from the same token scored alone by up to {found.trees:.1e} in probability, so"
+        " replies with trees are exact up to that difference."
     )
 
 
