@@ -127,7 +127,6 @@ def row_dependence(
 
     def read_alone(rows: int) -> None:
         nonlocal done
-        growing.crop(len(prompt) + len(single))
         while len(single) < rows:
             single.append(scorer.next_logits([ids[len(single)]], growing))
             done += 1
@@ -157,15 +156,16 @@ def row_dependence(
         for depth, place in product(range(k), range(width)):
             block.append((ids[depth + 1] + place) % sizes)
             if place and (depth, place) not in others:
-                growing.crop(len(prompt) + depth + 1)
-                others[depth, place] = scorer.next_logits(block[-1:], growing)
+                aside = growing.fork(len(prompt) + depth + 1)  # the branch that goes on stays
+                others[depth, place] = scorer.next_logits(block[-1:], aside)
                 done += 1
                 tell()
             rows.append(others[depth, place] if place else single[depth + 1])
         cache.crop(len(prompt))
         together = scorer.tree_logits(block, along_a_branch(k, width), cache)
         done += 1
-        found = replace(found, trees=max(found.trees, _difference(together, torch.stack(rows))))
+        # One by one: in float64 all rows of a large vocabulary take hundreds of megabytes.
+        found = replace(found, trees=max(found.trees, *map(_difference, together, rows)))
     return found
 
 

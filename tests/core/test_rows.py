@@ -34,7 +34,7 @@ def test_a_decoder_with_independent_rows_passes(decoder):
     assert found.alone < 1e-4 and found.trees < 1e-4
     exact = RowDependence(0.0, 0.0)
     assert exact.sentence is None
-    assert row_dependence(ToyDecoder(table(1, 26))) == exact
+    assert row_dependence(ToyDecoder(table(1, 26)), clock=lambda: 0) == exact
 
 
 def test_a_scale_shared_by_rows_is_noticed(decoder):
@@ -75,7 +75,7 @@ class Chains(ToyDecoder):
 def test_a_short_context_leaves_the_larger_counts_out():
     for kind in (ToyDecoder, Chains):
         model = kind(table(1, 26), context_length=12)
-        assert row_dependence(model) == RowDependence(0.0, 0.0)
+        assert row_dependence(model, clock=lambda: 0) == RowDependence(0.0, 0.0)
         assert max(rows for _, rows in model.reads[1:]) == 4
     model = Chains(table(1, 26))
     row_dependence(model)
@@ -104,7 +104,7 @@ class Trees(ToyDecoder):
 
 def test_trees_of_every_shape_that_settings_allow_are_tested():
     model = Trees()
-    assert row_dependence(model) == RowDependence(0.0, 0.0)
+    assert row_dependence(model, clock=lambda: 0) == RowDependence(0.0, 0.0)
     shapes = {(k, width) for k in range(1, MAX_DRAFT_TOKENS + 1) for width in range(2, MAX_TREE_WIDTH + 1)}
     assert len(model.trees) == len(shapes)
     assert {(max(depths(tree, 0)), tree.count(0)) for tree in model.trees} == shapes
@@ -112,7 +112,7 @@ def test_trees_of_every_shape_that_settings_allow_are_tested():
 
 
 def test_a_tree_whose_rows_come_out_otherwise_is_noticed():
-    found = row_dependence(Trees(odd=1 + 7 * 5))
+    found = row_dependence(Trees(odd=1 + 7 * 5), clock=lambda: 0)
     assert (found.later, found.alone) == (0, 0) and 1e-6 < found.trees < 1e-2
     assert found.sentence == (
         "A token scored beside others came out as the same token scored alone, bit for bit. A token of a"
