@@ -78,6 +78,19 @@ def test_rows_of_a_tree_are_those_of_one_row_passes_bit_for_bit(start):
                 assert cache.features[place].equal(alone.features[last])
 
 
+def test_a_branch_that_crosses_a_block_of_keys_is_attended_for_in_two_pieces(monkeypatch):
+    """As a chain's pass is: sums over more keys, though masked, come out otherwise on some processors."""
+    decoder, pieces = as_decoder(tiny_llama(0)), []
+    mask = decoder._mask
+    monkeypatch.setattr(decoder, "_mask", lambda *of: pieces.append(of[:2]) or mask(*of))
+    with torch.inference_mode():
+        decoder.prefill(some_ids(254), cache := decoder.new_cache())
+        pieces.clear()
+        decoder.tree_logits(some_ids(5), [-1, 0, 1, 2, 1], cache)
+    # Rows and the ids before them: the branch in two, and a sibling at its end.
+    assert pieces[-3:] == [(2, 254), (2, 256), (1, 256)]
+
+
 # Positions at which the tree crosses a block of keys among them.
 @pytest.mark.parametrize("start, masked", [(0, False), (1, False), (30, True), (252, False), (256, False)])
 def test_rows_of_a_tree_are_those_of_each_branch_read_alone(decoder, start, masked, monkeypatch):
