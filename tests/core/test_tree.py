@@ -220,7 +220,8 @@ def test_each_candidate_and_each_verdict_has_a_draw_of_its_own():
     q = of(4, 2, 1, 1)
     found = siblings(q, q, 3, iter([0.1, 0.9, 0.1]).__next__)
     assert [proposal.id for proposal in found] == [0, 3, 1]  # what is left is (2, 1, 1) / 4, then (2, 1) / 3
-    draws = iter([0.9, 0.9, 0.1])  # refuses 0 of p (4, 3, 2, 1) / 10 and 3 of what that left; draws of (3, 2) / 5
+    # 0 is refused of p, which is (4, 3, 2, 1) / 10, and 3 of what that left; then (3, 2) / 5 is drawn from.
+    draws = iter([0.9, 0.9, 0.1])
     certain = [Proposal(x, one_hot(x), one_hot(x)) for x in (0, 3)]
     outcomes = list(verify_tree(lambda row: of(4, 3, 2, 1), certain, draws.__next__))
     assert [(o.id, o.fate.value) for o in outcomes] == [(0, "rejected"), (3, "rejected"), (1, "resampled")]
