@@ -430,6 +430,16 @@ class _Round:
         )
 
 
+def all_kept(length: int, id: int, count: int) -> torch.Tensor:
+    """Figures (length,) of a round with ``count`` drafts of ``id`` that all stand, as ``Batched.launch`` packs
+    them: for rounds without numbers (``core.fake_card``)."""
+    numbers, rows, columns = torch.ones(length, dtype=torch.float64), count + 1, len(_COLUMNS)
+    numbers[: rows * columns : columns] = id
+    numbers[-len(_OWN)] = count
+    numbers[1 - len(_OWN)] = id
+    return numbers
+
+
 def _leading(usable: Iterable[float]) -> int:
     """How many come before the first that is not."""
     return sum(1 for _ in itertools.takewhile(bool, usable))
