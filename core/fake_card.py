@@ -48,8 +48,8 @@ ATTENTION = ATEN.scaled_dot_product_attention.default
 WHOLE = {ATTENTION, ATEN.rms_norm.default}
 VIEWS = frozenset(
     "view _unsafe_view reshape _reshape_alias transpose t numpy_T permute expand unsqueeze squeeze select"
-    " slice narrow unbind split split_with_sizes chunk diagonal as_strided alias detach detach_ view_as_complex"
-    " view_as_real lift lift_fresh empty empty_like empty_strided new_empty new_empty_strided".split()
+    " slice narrow unbind split split_with_sizes chunk diagonal as_strided alias detach detach_"
+    " view_as_complex view_as_real lift lift_fresh empty empty_like empty_strided new_empty new_empty_strided".split()
 )
 # Results whose size, or what the host does next, depends on values.
 ASKING = frozenset(
@@ -245,13 +245,11 @@ class FakeCard(TorchDispatchMode):
         if not query.dtype == key.dtype == value.dtype:
             raise RuntimeError(f"attention: {query.dtype}, {key.dtype} and {value.dtype} do not go together")
         batch, heads, rows, _ = query.shape
+        made = self._empty([batch, rows, heads, value.shape[-1]], query.dtype)
         with self._fake:
-            made = ATEN.empty.memory_format([batch, rows, heads, value.shape[-1]], dtype=query.dtype, device=CUDA)
             return ATEN.transpose.int(made, 1, 2)
 
-    def _empty(
-        self, shape: Sequence[int], dtype: torch.dtype, device: torch.device = CUDA
-    ) -> torch.Tensor:
+    def _empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device = CUDA) -> torch.Tensor:
         with self._fake:
             return ATEN.empty.memory_format(shape, dtype=dtype, device=device)
 
@@ -281,9 +279,12 @@ def _stand_ins(card: FakeCard) -> list[tuple[object, str, object]]:
         (FakeTensor, "__getitem__", _getitem),
         (FakeTensor, "__setitem__", _setitem),
         (FakeTensor, "__invert__", lambda self: ATEN.bitwise_not.default(self)),
-        (FakeTensor, "copy_", lambda self, source, non_blocking=False: ATEN.copy_(self, source, non_blocking)),
+        (FakeTensor, "copy_", _copy),
         (FakeTensor, "contiguous", _contiguous),
-        *((FakeTensor, name, lambda self, kind=kind: kind(card._value(self))) for name, kind in VALUES.items()),
+        *(
+            (FakeTensor, name, lambda self, kind=kind: kind(card._value(self)))
+            for name, kind in VALUES.items()
+        ),
         (FakeTensor, "tolist", lambda self: card._listed(self)),
     ]
 
@@ -313,6 +314,10 @@ def _fresh_tables() -> Iterator[None]:
 
     with mock.patch.dict(functional.name2qmap, clear=True):
         yield
+
+
+def _copy(goal: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    return ATEN.copy_.default(goal, source, non_blocking)
 
 
 def _contiguous(tensor: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format):

@@ -3,8 +3,8 @@
     python -m core.fake_pairs                      # the table, as text
     python -m core.fake_pairs --write              # puts it into docs/PERFORMANCE.md
 
-Models have the real shapes and no numbers (``core.fake_card``); rounds are the engine's own. What comes to the
-host is scripted: every row of logits thinks one id all but certain, so that drafts stand, repeats of the
+Models have the real shapes and no numbers (``core.fake_card``); rounds are the engine's own. What comes to
+the host is scripted: every row of logits thinks one id all but certain, so that drafts stand, repeats of the
 text are found, and every round is like the one before. Counts are of such a round: they do not depend on
 what models think, but for a tree of which a branch stands (its rows are brought together) and for drafts
 that find nothing to propose.
@@ -16,9 +16,9 @@ EAGLE and Medusa heads are trained for a target and none is in the catalogue: th
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import dataclasses
-import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,14 +37,16 @@ from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.fake_card import CUDA, Counts, FakeCard
-from core.models.catalogue import CATALOGUE
+from core.models.catalogue import CATALOGUE, Entry
 from core.models.decoder import Decoder, DecoderShape
 from core.models.linear.forms import maker as form_maker
 from core.models.pair import Pair
 from core.models.quantize import maker
+from core.models.spec import settled_form
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import PairInfo, Settings
 from core.synthetic import NoText
+from core.terminal import put_out, use_utf8
 
 ID = 7  # what every model here thinks comes next
 PROMPT = [*range(40), *[ID] * 20]
@@ -144,8 +146,8 @@ def _eagle(target: Decoder, layers: Sequence[int]) -> EagleDrafter:
 def _medusa(target: Decoder, layers: Sequence[int]) -> MedusaDrafter:
     hidden, tensors = target.shape.hidden, {}
     for index in range(MEDUSA_HEADS):
-        for name, size in (("block.weight", (hidden, hidden)), ("block.bias", (hidden,)), ("proj.weight", (hidden, hidden))):
-            tensors[f"heads.{index}.{name}"] = _empty(*size, dtype=torch.float32)
+        for name, size in (("block.weight", 2), ("block.bias", 1), ("proj.weight", 2)):
+            tensors[f"heads.{index}.{name}"] = _empty(*[hidden] * size, dtype=torch.float32)
     return MedusaDrafter(tensors=tensors, **_on_target(target, layers))
 
 
@@ -164,7 +166,7 @@ def _on_target(target: Decoder, layers: Sequence[int]) -> dict[str, object]:
 
 
 def drafters(target, draft=None) -> dict[str, Callable[[], tuple[object, Drafter | None]]]:
-    """What makes each way to draft for ``target``, by name: the target as that way needs it, and the drafter."""
+    """What makes each way to draft, by name: ``target`` as that way needs it, and the drafter."""
     length = target.context_length
     found: dict[str, Callable] = {"plain": lambda: (target, None)}
     if draft is not None:
@@ -229,14 +231,14 @@ def a_round(card: FakeCard, pair: Pair, settings: Settings) -> Counts:
     settings = dataclasses.replace(settings, max_new_tokens=8 * (settings.num_draft_tokens + 1))
     card.answer = Script(settings.num_draft_tokens if pair.drafter else 0)
     generation = Engine(pair, cache_bytes=0).generate(PROMPT, settings)
-    next(generation), next(generation)
-    with card.counting() as counts:
-        round_ = next(generation)
-    generation.close()
-    if generation.reply.error:
+    with contextlib.closing(generation):
+        before = next(generation, None)
+        with card.counting() as counts:
+            round_ = next(generation, None)
+    if before is None or round_ is None:
         raise RuntimeError(generation.reply.error)
     wanted = settings.num_draft_tokens if pair.drafter else 0
-    if round_.num_draft_tokens != wanted or any(token.id != ID for token in round_.tokens):
+    if round_.num_draft_tokens != wanted or {token.id for token in round_.tokens if token.emitted} != {ID}:
         raise RuntimeError(f"The round was another than the script's: {round_}")
     return counts
 
@@ -249,3 +251,86 @@ def a_pass(card: FakeCard, model, rows: int) -> Counts:
         with card.counting() as counts:
             model.device_logits(ids, cache)
     return counts
+
+
+# --- The table ---------------------------------------------------------------------------------------------
+
+PAIRS = ("qwen2.5-7b", "smollm2-1.7b")
+K = 4
+TREES = ("eagle", "medusa", "recycling")  # drafters that make them
+WIDTH = 2
+HEADER = ("", "launches", "views", "uploads", "downloads", "waits")
+DOCUMENT = Path(__file__).parents[1] / "docs" / "PERFORMANCE.md"
+BEGIN, END = "<!-- python -m core.fake_pairs --write -->", "<!-- end of core.fake_pairs -->"
+
+
+def title(name: str) -> str:
+    """Of a pair's table: its models as they run on a card."""
+    entry = CATALOGUE[name]
+    form = _form(entry)
+    return f"{entry.title}, target {'unquantised' if form == 'none' else 'in ' + form.upper()}"
+
+
+def _form(entry: Entry) -> str:
+    return settled_form("auto", "cuda", False, 2 * entry.target_parameters)
+
+
+def rows(
+    card: FakeCard, name: str, layers: Sequence[int] = (), only: Sequence[str] = ()
+) -> dict[str, Counts]:
+    """What is counted of a pair of the catalogue, by row of its table; ``layers`` are how many its models
+    have in place of their own, ``only`` names drafters."""
+    entry = CATALOGUE[name]
+    configs = [entry.target_model.config, entry.draft_model.config]
+    configs = [config | dict(num_hidden_layers=n) for config, n in zip(configs, layers)] or configs
+    target, draft = lean(configs[0], _form(entry)), lean(configs[1])
+    found = {"target's pass": a_pass(card, target, 1), "draft's pass": a_pass(card, draft, 1)}
+    for drafter, make in drafters(target, draft).items():
+        if only and drafter not in only:
+            continue
+        pair = pair_of(*make())
+        for width in (1, WIDTH) if drafter in TREES else (1,):
+            settings = Settings(num_draft_tokens=K if pair.drafter else 0, tree_width=width)
+            label = drafter if width == 1 else f"{drafter}, tree of {width}"
+            found[label] = a_round(card, pair, settings)
+    return found
+
+
+def table(found: Mapping[str, Counts]) -> str:
+    lines = [HEADER, ["---"] * len(HEADER)]
+    lines += [(label, *(f"{figure:,}" for figure in counts.figures)) for label, counts in found.items()]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def read_table(text: str, name: str) -> dict[str, tuple[int, ...]]:
+    """The figures of a pair's table in a document."""
+    section = text[text.index(BEGIN) : text.index(END)]
+    section = section[section.index(title(name)) :].split("\n\n")[1]
+    found = {}
+    for line in section.splitlines()[2:]:
+        label, *figures = (cell.strip() for cell in line.strip("|").split("|"))
+        found[label] = tuple(int(figure.replace(",", "")) for figure in figures)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    use_utf8()
+    parser = argparse.ArgumentParser(
+        prog="python -m core.fake_pairs", description="Count what a round asks of a card, without one."
+    )
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/PERFORMANCE.md")
+    given = parser.parse_args(arguments)
+    parts = []
+    with FakeCard() as card:
+        for name in PAIRS:
+            parts.append(f"{title(name)}:\n\n{table(rows(card, name))}\n")
+            put_out(parts[-1])
+    if given.write:
+        text = DOCUMENT.read_text(encoding="utf-8")
+        start, end = text.index(BEGIN) + len(BEGIN), text.index(END)
+        DOCUMENT.write_text(text[:start] + "\n\n" + "\n".join(parts) + "\n" + text[end:], encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,7 +11,7 @@ import re
 _WORDS = re.compile(
     "can't allocate memory|cannot allocate memory|unable to allocate|not enough memory|out of memory"
     "|out_?of_?memory|bad_?alloc|bad allocation|paging file is too small"
-    # A card's libraries: cuBLAS, cuDNN, cuSOLVER and AMD's hipBLAS; rocBLAS; CUDA's and HIP's own codes; MIOpen.
+    # A card's libraries: NVIDIA's and hipBLAS, rocBLAS, CUDA's and HIP's own codes, MIOpen.
     "|_status_alloc_failed|rocblas_status_memory_error|(cuda|hip)errormemoryallocation|miopenstatusallocfailed"
 )
 # The codes of errors as text, which need not be in English: Rust's (safetensors) and Python's of Windows.

@@ -28,8 +28,10 @@ Model = Decoder | TransformersDecoder
 
 
 def load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
-    """The model, tested, and what of it is quantised. In float32 where float16 was planned and does not reach:
-    its largest number is 65,504, and some models' residual stream is beyond that.
+    """The model, tested, and what of it is quantised.
+
+    In float32 where float16 was planned and does not reach: its largest number is 65,504, and the residual
+    stream of some models is beyond that.
 
     Raises LoadError.
     """
@@ -92,9 +94,9 @@ def _lean(plan: Plan) -> Decoder | None:
     # Rounding is large in 16 bits, and after quantisation the difference is the form's own too: measured
     # against what another beginning would have made of it.
     ours = after(first)
-    if not ours.isfinite().any(-1).all():
+    if not ours.amax(-1).isfinite().all():
         raise UnusableNumbers(
-            f"{plan.name} gives unusable numbers in {plan.dtype}: choose another --dtype, for instance float32."
+            f"{plan.name} gives unusable numbers in {plan.dtype}: choose another --dtype, as float32."
         )
     found, other = difference(ours, whole), difference(after(strange), whole)
     if found <= max(ROUNDING, other / 2 if plan.form == "none" else other):
