@@ -431,7 +431,7 @@ class _Round:
 
 
 def all_kept(length: int, id: int, count: int) -> torch.Tensor:
-    """Figures (length,) of a round with ``count`` drafts of ``id`` that all stand, as ``Batched.launch`` packs
+    """Figures (length,) of a round with ``count`` drafts of ``id`` that all stand, as ``Batched.launch`` has
     them: for rounds without numbers (``core.fake_card``)."""
     numbers, rows, columns = torch.ones(length, dtype=torch.float64), count + 1, len(_COLUMNS)
     numbers[: rows * columns : columns] = id

@@ -28,9 +28,10 @@ waits within CUDA's own libraries, or memory that runs out. Where it needs torch
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -38,7 +39,7 @@ from unittest import mock
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 CUDA = torch.device("cuda:0")
 ATEN = torch.ops.aten
@@ -49,7 +50,8 @@ WHOLE = {ATTENTION, ATEN.rms_norm.default}
 VIEWS = frozenset(
     "view _unsafe_view reshape _reshape_alias transpose t numpy_T permute expand unsqueeze squeeze select"
     " slice narrow unbind split split_with_sizes chunk diagonal as_strided alias detach detach_"
-    " view_as_complex view_as_real lift lift_fresh empty empty_like empty_strided new_empty new_empty_strided".split()
+    " view_as_complex view_as_real lift lift_fresh empty empty_like empty_strided new_empty"
+    " new_empty_strided".split()
 )
 # Results whose size, or what the host does next, depends on values.
 ASKING = frozenset(
@@ -58,7 +60,6 @@ ASKING = frozenset(
 )
 INDEXING = ("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index")
 VALUES = {"item": lambda value: value, "__bool__": bool, "__int__": int, "__float__": float, "__index__": int}
-COMPOSITE = "CompositeImplicitAutograd"
 
 
 class NeedsNumbers(RuntimeError):
@@ -129,7 +130,7 @@ class FakeCard(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":  # the device of a tensor
             return func(*args, **kwargs)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = list(_tensors((*args, *kwargs.values())))
         on_card = [tensor for tensor in tensors if is_on_card(tensor)]
         goal = kwargs.get("device")
         wanted = None if goal is None else torch.device(goal).type
@@ -141,7 +142,7 @@ class FakeCard(TorchDispatchMode):
             return self._moved(args[0], kwargs)
         if func == ATEN.copy_.default and len(on_card) == 1:
             return self._copied(*args, **kwargs)
-        if func not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), COMPOSITE):
+        if _is_composite(func):
             with self._watching_on():
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -149,7 +150,8 @@ class FakeCard(TorchDispatchMode):
         if name in ASKING:
             return self._asked(name, args[0])
         args = self._indices_moved(name, args)
-        args, kwargs = tree_map_only(torch.Tensor, lambda tensor: self._beside(name, tensor), (args, kwargs))
+        if len(on_card) < len(tensors):
+            args, kwargs = tree_map_only(torch.Tensor, lambda one: self._beside(name, one), (args, kwargs))
         result = self._attended(*args[:3]) if func == ATTENTION else func(*args, **kwargs)
         if self._counts is not None:
             if name in VIEWS:
@@ -252,6 +254,22 @@ class FakeCard(TorchDispatchMode):
     def _empty(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device = CUDA) -> torch.Tensor:
         with self._fake:
             return ATEN.empty.memory_format(shape, dtype=dtype, device=device)
+
+
+def _tensors(values: Iterable[object]) -> Iterator[torch.Tensor]:
+    """Those among an operation's arguments, which are no deeper than lists."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (one for one in value if isinstance(one, torch.Tensor))
+
+
+@functools.cache
+def _is_composite(func: torch._ops.OpOverload) -> bool:
+    """Whether torch makes the operation of others on every device."""
+    key = "CompositeImplicitAutograd"
+    return func not in WHOLE and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
 
 
 def is_on_card(tensor: object) -> bool:

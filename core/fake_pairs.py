@@ -49,6 +49,7 @@ from core.synthetic import NoText
 from core.terminal import put_out, use_utf8
 
 ID = 7  # what every model here thinks comes next
+SURE = 20  # its logit, all others being 0: drawn all but always, and something is left for a tree's siblings
 PROMPT = [*range(40), *[ID] * 20]
 HEAD = 32_000  # ids that a trained draft scores
 MEDUSA_HEADS = 5
@@ -222,7 +223,7 @@ class Script:
             return batched.all_kept(len(tensor), ID, self.k)
         made = torch.zeros(tensor.shape, dtype=tensor.dtype)
         if tensor.is_floating_point() and tensor.dim() and tensor.shape[-1] > ID:
-            made[..., ID] = 100
+            made[..., ID] = SURE
         return made
 
 
@@ -282,7 +283,10 @@ def rows(
     have in place of their own, ``only`` names drafters."""
     entry = CATALOGUE[name]
     configs = [entry.target_model.config, entry.draft_model.config]
-    configs = [config | dict(num_hidden_layers=n) for config, n in zip(configs, layers)] or configs
+    if layers:
+        configs = [
+            config | dict(num_hidden_layers=count) for config, count in zip(configs, layers, strict=True)
+        ]
     target, draft = lean(configs[0], _form(entry)), lean(configs[1])
     found = {"target's pass": a_pass(card, target, 1), "draft's pass": a_pass(card, draft, 1)}
     for drafter, make in drafters(target, draft).items():

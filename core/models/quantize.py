@@ -39,8 +39,8 @@ _NO_KERNEL = "from kernels-community"
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: _NO_KERNEL not in record.getMessage()
 )
-# LLM.int8's products are in float16 whatever comes in, and it would say so at each one, some 200 a pass, also of
-# weights that come in this form.
+# LLM.int8's products are in float16 whatever comes in, and it would say so at each one, some 200 a pass, also
+# of weights that come in this form.
 _CAST = "inputs will be cast from"
 logging.getLogger("bitsandbytes.autograd._functions").addFilter(
     lambda record: _CAST not in record.getMessage()

@@ -1,4 +1,4 @@
-"""Rounds on a fake card: every drafter, verifier, tree, dtype and form goes through, and what each asks for."""
+"""Rounds on a fake card: every drafter, verifier, tree, dtype and form goes through; what each asks for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DRAFTERS = ("plain", "model", "eagle", "medusa", "early-exit", "ngram", "recycli
 ONE_WAIT = ("plain", "model")  # on the device: core.batched
 
 
-def cut(config: dict, layers: int = 3) -> dict:
+def cut(config: dict, layers: int) -> dict:
     return config | {"num_hidden_layers": layers}
 
 
@@ -27,8 +27,8 @@ class Bench:
     def __init__(self):
         self.card = FakeCard()
         with self.card:
-            target = fake_pairs.lean(cut(ENTRY.target_model.config), "nf4")
-            draft = fake_pairs.lean(cut(ENTRY.draft_model.config, 2))
+            target = fake_pairs.lean(cut(ENTRY.target_model.config, 2), "nf4")
+            draft = fake_pairs.lean(cut(ENTRY.draft_model.config, 1))
             makers = fake_pairs.drafters(target, draft)
             self.pairs = {name: fake_pairs.pair_of(*make()) for name, make in makers.items()}
 
@@ -52,7 +52,7 @@ def test_a_round_of_every_drafter_and_verifier(bench, name, verifier):
     """Whatever is made on the wrong device or in another dtype raises: EAGLE's norm was on the CPU."""
     k = 0 if name == "plain" else 2
     counts = bench.round(name, num_draft_tokens=k, verifier=verifier)
-    assert counts.launches > 40
+    assert counts.launches > 30
     if name in ONE_WAIT and verifier != "typical":
         assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
 
@@ -73,7 +73,8 @@ def test_filters_cost_no_wait(bench, name, filters):
 @pytest.mark.parametrize(("width", "k"), [(2, 2), (3, 4)])
 @pytest.mark.parametrize("name", fake_pairs.TREES)
 def test_trees(bench, name, width, k):
-    assert bench.round(name, num_draft_tokens=k, tree_width=width).launches > 40
+    chain, tree = (bench.round(name, num_draft_tokens=k, tree_width=w) for w in (1, width))
+    assert tree.launches > chain.launches, "its rows have a mask of their own"
 
 
 @pytest.mark.parametrize("form", ["nf4", "none"])
