@@ -14,7 +14,7 @@ from core.records import Settings
 
 ENTRY = CATALOGUE["qwen2.5-7b"]
 DRAFTERS = ("plain", "model", "eagle", "medusa", "early-exit", "ngram", "recycling", "auto")
-ONE_WAIT = ("plain", "model")  # on the device: core.batched
+ONE_WAIT = ("plain", "model", "ngram", "recycling", "auto")  # on the device: core.batched
 
 
 def cut(config: dict, layers: int) -> dict:
