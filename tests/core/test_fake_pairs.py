@@ -70,11 +70,11 @@ def test_filters_cost_no_wait(bench, name, filters):
     assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
 
 
-@pytest.mark.parametrize(("width", "k"), [(2, 2), (3, 4)])
+@pytest.mark.parametrize(("width", "k"), [(2, 2), (3, 3)])
 @pytest.mark.parametrize("name", fake_pairs.TREES)
 def test_trees(bench, name, width, k):
-    chain, tree = (bench.round(name, num_draft_tokens=k, tree_width=w) for w in (1, width))
-    assert tree.launches > chain.launches, "its rows have a mask of their own"
+    counts = bench.round(name, num_draft_tokens=k, tree_width=width)
+    assert counts.kinds["fill_"] > k * width, "each row's place in the mask of a tree"
 
 
 @pytest.mark.parametrize("form", ["nf4", "none"])
