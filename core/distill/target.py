@@ -24,6 +24,7 @@ from core.models.decoder import DecoderShape, lean_reason
 from core.models.draft_file import embedding_fingerprint
 from core.models.embedded import NAME, prepare_embedded
 from core.models.errors import LoadError, first_line
+from core.models.hub import check_proxy
 from core.models.spec import EMBEDDED
 
 IDS_AT_ONCE = 4096  # of chats of like length, in a pass of the target
@@ -64,6 +65,8 @@ def load_target(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = prepare_embedded() if source == EMBEDDED else Path(source).expanduser()
+    if not path.is_dir():
+        check_proxy(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path if path.is_dir() else source)
         model = AutoModelForCausalLM.from_pretrained(path if path.is_dir() else source, dtype=dtype)
