@@ -21,7 +21,7 @@ _BLOCK = 1 << 20
 
 
 def out_of_room(error: Exception) -> bool:
-    """Whether SQLite failed for want of room: it says so, or (a quota, its shared index) that a write failed."""
+    """Whether SQLite had no room: it says so, or (a quota, its shared index) that a write failed."""
     said = str(error)
     return isinstance(error, sqlite3.Error) and any(sign in said for sign in ("is full", "disk I/O error"))
 
@@ -29,9 +29,9 @@ def out_of_room(error: Exception) -> bool:
 def delete_in_place(path: Path, job: Callable[[sqlite3.Connection], object]) -> None:
     """Do ``job``, which deletes, in one transaction that overwrites pages where they are.
 
-    The file keeps its size, and its next writer sets the journal's mode anew. What the transaction needs to be
-    undone is in memory alone: a process that is killed within these milliseconds leaves a damaged file, which
-    is why this is for full disks only. Raises ``sqlite3.Error``, and nothing is deleted then.
+    The file keeps its size, and its next writer sets the journal's mode anew. What would undo the transaction
+    is in memory alone: a process that is killed within these milliseconds leaves a damaged file, which is why
+    this is for full disks only. Raises ``sqlite3.Error``, and nothing is deleted then.
     """
     with _alone(path) as connection:
         connection.execute("PRAGMA secure_delete = ON")

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from core import deletion, store as store_module
+from core import deletion
+from core import store as store_module
 from core.store import Store
 from tests.core.builders import record
 
@@ -140,7 +141,7 @@ def test_a_log_that_cannot_be_written_back_is_told_with_the_way_out(small_disk):
 
 @pytest.fixture
 def full(monkeypatch):
-    """Every write that would need room fails, as on a full disk: in SQLite's words, while the list is empty."""
+    """Whatever would need room fails in SQLite's words while the list is empty, as on a full disk."""
     connect, room = sqlite3.connect, []
 
     class OnFullDisk(sqlite3.Connection):
