@@ -25,8 +25,8 @@ HELD_OUT = (
     "other reply to their prompts."
 )
 HELD_OUT_APART = (
-    "Held out are chats of a file of their own; whether the text that was trained on holds some of them was "
-    "looked at only by the rule that it leaves out prompts whose ids sum to a multiple of 17."
+    "Held out are chats of a file of their own. Training left out prompts whose ids sum to a multiple of 17 "
+    "and no others, so that some of these chats may have been trained on."
 )
 
 
@@ -42,7 +42,7 @@ def metadata(
 ) -> dict[str, str]:
     """What a draft's file says of itself; ``found`` is alpha on all held-out replies, ``sample`` on a few.
 
-    ``by_rule``: they are those that the corpus holds out itself, not those of a file.
+    ``by_rule``: all of those are chats that no training takes (``core.distill.corpus.held_out``).
     """
     layers = len(getattr(draft, "layers", ()))
     looks = () if draft.kind == "model" else feature_layers(draft.kind, target.shape.layers)

@@ -102,7 +102,9 @@ def distill(
     few = first_of_each(domains, SAMPLE)
     sample = alpha(draft, target, head_ids, *_chosen(held, domains, few)) if held is not None else {}
     said = f"{origin} {_how(train_on, recipe, plan, state)}"
-    about = metadata(draft, target, said, licence, found, sample, by_rule=held_out is None)
+    about = metadata(
+        draft, target, said, licence, found, sample, by_rule=all(chat.held_out for chat in judged)
+    )
     write_folder(folder, tensors, head_ids, about)
     return state, found
 

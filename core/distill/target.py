@@ -148,9 +148,9 @@ def features(
 def _reserve(path: Path, size: int) -> None:
     """A file of ``size`` bytes that has its room: to write into a mapped file without is a bus error."""
     with open(path, "wb") as file:
-        if hasattr(os, "posix_fallocate"):
+        try:
             os.posix_fallocate(file.fileno(), 0, size)
-        else:
+        except AttributeError:  # not Linux
             for _ in range(size >> 20):
                 file.write(bytes(1 << 20))
             file.write(bytes(size & ((1 << 20) - 1)))
