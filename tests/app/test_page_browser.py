@@ -566,7 +566,7 @@ def test_k_is_chosen_automatically_where_costs_are_known_and_drafts_may_be_judge
     expect(page.page.locator("#chart .legendtext", has_text=re.compile("^K$"))).to_have_count(1)
     page.page.click("#plainly")
     expect(page.page.locator("#comparison")).to_contain_text("predicted")
-    monkeypatch.setattr(calibration, "measure_again", lambda pair: Costs(draft=0.5, verify=(1.0, 2.0)))
+    monkeypatch.setattr(calibration, "measure_again", lambda pair, say: Costs(draft=0.5, verify=(1.0, 2.0)))
     page.page.get_by_role("tab", name="Models").click()
     page.page.click("#measure")
     expect(page.page.locator("#runs")).to_contain_text("1000.0 ms")
