@@ -175,15 +175,17 @@ def _passages(path: Path, tokenizer, limit: int) -> Iterator[tuple[int, Chat]]:
 
 
 def _blocks(path: Path) -> Iterator[tuple[int, str]]:
-    """The text in parts that end with a line, so that a large file is never in memory whole."""
+    """The text in parts of whole lines, each with the number of its last, so that a large file is never in
+    memory whole. The line feed between two parts begins the second.
+    """
     lines, size, number = [], 0, 0
     for number, line in _lines(path):
         lines.append(line)
         size += len(line) + 1
         if size >= BLOCK:
-            yield number, "\n".join([*lines, ""])
-            lines, size = [], 0
-    if lines:
+            yield number, "\n".join(lines)
+            lines, size = [""], 0
+    if lines != [""]:
         yield number, "\n".join(lines)
 
 
