@@ -91,14 +91,19 @@ def distributions(logits: torch.Tensor, settings: Settings, seen: torch.Tensor |
 
 
 def _sampled(scaled: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Top-k, top-p and min-p on rows of logits after temperature (n, width): probabilities (n, width)."""
+    """Top-k, top-p and min-p on rows of logits after temperature (n, width): probabilities (n, width).
+
+    Of equal ids, of which not all are kept, the lowest are, as in ``core.sampling.distribution``: ``topk``
+    alone may choose any, and ``sort`` is asked to be stable.
+    """
     width = scaled.shape[-1]
     columns = None  # of the entries in ``p`` where they are not all, in order
     if 0 < settings.top_k < width:
-        scaled, columns = scaled.topk(settings.top_k)
+        columns = _largest(scaled, settings.top_k)
+        scaled = scaled.gather(-1, columns)
     p = scaled.softmax(-1)
     if settings.top_p < 1:
-        p, order = p.sort(-1, descending=True)
+        p, order = p.sort(dim=-1, descending=True, stable=True)
         columns = order if columns is None else columns.gather(-1, order)
         dropped = p.cumsum(-1) - p >= settings.top_p
         dropped[:, :1] = False
@@ -108,6 +113,18 @@ def _sampled(scaled: torch.Tensor, settings: Settings) -> torch.Tensor:
     if columns is None:
         return p
     return p.new_zeros(*p.shape[:-1], width).scatter_(-1, columns, p)
+
+
+def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Where the ``count`` largest of each row of ``values`` (n, width) are, ascending; of equal ones the
+    lowest: (n, count) int64."""
+    least = values.topk(count).values[:, -1:]
+    above, equal = values > least, values == least
+    kept = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    # Each that is kept goes to its place among them, all others behind, where they are cut off.
+    place = torch.where(kept, kept.cumsum(-1) - 1, count)
+    columns = torch.arange(values.shape[-1], device=values.device).expand_as(place)
+    return place.new_zeros(len(values), count + 1).scatter_(-1, place, columns)[:, :count]
 
 
 def _normalised(p: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import ipaddress
 import os
 import shutil
@@ -88,8 +89,13 @@ LONGEST = (
     "app/test_page_browser.py",
     "core/test_exactness_trees.py",
     "app/test_token_view_browser.py",
-    "core/test_lossy.py",
+    "core/linear/test_processors.py",
+    "core/test_pair.py",
+    "core/test_distill_shipped.py",
     "core/test_load.py",
+    "core/test_embedded.py",
+    "core/test_exactness_drafters.py",
+    "core/test_lossy.py",
 )
 
 
@@ -99,11 +105,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    """Refuses tests that measure while they are collected, and keeps what was imported out of searches for
+    garbage: to go through torch and Gradio takes 0.2 s."""
     looked = sys.modules.get("core.models.linear.evidence")
     if looked is not None and looked._found:
         raise pytest.UsageError(
             "Evidence was measured while tests were collected: ask for a fixture instead."
         )
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:

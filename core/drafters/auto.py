@@ -48,7 +48,8 @@ class Both:
 class AutoDrafter:
     """``other`` drafts where no repeat is long enough; beyond its context any repeat serves.
 
-    ``context_length`` is the target's.
+    ``context_length`` is the target's. What it knows is what the two know, which is a function of the
+    committed ids; ``Both.by`` is set anew before anybody asks for it.
     """
 
     name = "auto"

@@ -75,7 +75,8 @@ class Lookup:
 
 
 class NgramDrafter:
-    """``context_length`` is the target's: a lookup has no limit of its own."""
+    """``context_length`` is the target's: a lookup has no limit of its own. What it knows is the automaton of
+    the committed ids, which is built anew where some are taken back."""
 
     name = "ngram"
 

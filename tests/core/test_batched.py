@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -149,6 +150,59 @@ def test_lookahead_uses_every_draw_once_and_in_order():
     assert draws.peek(3) == [2, 3, 4]
     draws.use(3)
     assert draws.peek(1) == [5]
+
+
+@pytest.mark.parametrize("at", [5, 6, 7])
+def test_an_id_just_beyond_the_embedding_is_read_as_the_first(at):
+    """Of a draft that has six ids: 5 is its last, 6 is none of them."""
+    pair = toy_pair(path([at, 1], 8, 2), table(2, 6))
+    pair.target = Padded(lambda ids: path([at, 1], 8, 2)(ids), 8)
+    pair.drafter = ModelDrafter(Padded(known(table(2, 6)), 6), vocabulary=8)
+    assert_alike(pair, Settings(temperature=1.0, max_new_tokens=6, seed=1))
+
+
+TIES = [
+    (dict(top_p=0.3), [0, 0, 0, 0, 0], [0, 1]),
+    (dict(top_k=2), [0, 0, 0, 0, 0], [0, 1]),
+    (dict(top_k=3), [1, 0, 2, 1, 1], [0, 2, 3]),
+    (dict(top_k=4, top_p=0.6), [0, 1, 0, 0, 0, 0], [0, 1]),
+    (dict(top_p=0.75), [0] * 4 + [2], [0, 1, 4]),
+    (dict(top_k=2, min_p=0.5), [-1, 0, 0, 0], [1, 2]),
+    (dict(top_k=5), [0, -math.inf, -math.inf, 0, 0, -math.inf], [0, 3, 4]),
+    (dict(top_p=0.5), [0] * 600, list(range(300))),  # more than top-p looks at first
+]
+
+
+@pytest.mark.parametrize("filters, logits, kept", TIES)
+def test_of_equal_ids_the_lowest_are_kept_either_way(filters, logits, kept):
+    """Both ways keep the same, so that a seed gives one reply."""
+    settings = Settings(temperature=1.0, **filters)
+    row = torch.tensor(logits, dtype=torch.float32)
+    one, _ = sampling.distributions(row, settings, [])
+    rows = batched.distributions(torch.stack([row, row]), settings).p
+    assert [i for i in range(len(row)) if one.at(i)] == kept
+    assert all(found.nonzero()[:, 0].tolist() == kept for found in rows)
+    torch.testing.assert_close(one.over(torch.arange(len(row))), rows[0], atol=1e-6, rtol=0)
+
+
+def test_ties_of_any_kind_are_cut_alike():
+    generator = torch.Generator().manual_seed(0)
+    chance = random.Random(0)
+    for case in range(400):
+        size = chance.randrange(2, 12)
+        logits = torch.randint(0, 4, (3, size), generator=generator).float()
+        logits[:, chance.randrange(size)] -= chance.choice([0.0, math.inf])
+        settings = Settings(
+            temperature=chance.choice([0.7, 1.0]),
+            top_k=chance.randrange(size + 2),
+            top_p=chance.choice([1.0, 0.3, 0.61, 0.93]),
+            min_p=chance.choice([0.0, 0.1]),
+        )
+        rows = batched.distributions(logits, settings).p
+        for row, found in zip(logits, rows, strict=True):
+            if row.max() > -math.inf:
+                one, _ = sampling.distributions(row, settings, [])
+                assert one.over(torch.arange(size)).gt(0).equal(found.gt(0)), (case, row, settings)
 
 
 # --- Rules on single tensors --------------------------------------------------------------------------------

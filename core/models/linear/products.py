@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from core.models.linear.int8 import Kernel
 
 Scaled = tuple[torch.Tensor, torch.Tensor | None]
+_TINY = torch.tensor(1e-30)
 GROUP = 32  # inputs that share a scale in the int4 form, as in GGUF's Q4_1
 MANY = 256  # rows of a product by dense weights: which kernel is chosen depends on them
 
@@ -91,6 +92,8 @@ class Int8Linear:
     def __init__(self, weight: torch.Tensor, kernel: type[Kernel], parts: int = 2):
         self.shape = tuple(weight.shape)
         self.product, self.parts, self.half = kernel(*self.levels(weight)), parts, kernel.half
+        # As tensors: an operation that is given a number makes a tensor of it first.
+        self.one_step, self.finer = torch.tensor(1 / self.half), torch.tensor(2.0 * self.half)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y, scale = self.unscaled(x)
@@ -100,18 +103,26 @@ class Int8Linear:
         return self(x)
 
     def unscaled(self, x: torch.Tensor, many: bool = False) -> Scaled:
-        x, rows = x.float(), x.shape[0]
-        # A row of zeros keeps a harmless scale instead of dividing by zero.
-        step = torch.linalg.vector_norm(x, torch.inf, 1, True).mul_(1 / self.half).clamp_min_(1e-30)
+        x = x.float()
         if self.parts == 1:
-            return self.product(x.div(step)), step
-        steps = x.new_empty(2 * rows, x.shape[1])
-        coarse, fine = steps[:rows], steps[rows:]
+            steps = torch.abs(x)
+            step = self._step(steps)
+            return self.product(torch.div(x, step, out=steps)), step
+        rows, inside = x.shape
+        steps = torch.empty(2 * rows, inside)
+        coarse, fine = steps.unsafe_split(rows)
+        step = self._step(torch.abs(x, out=coarse))
         torch.div(x, step, out=fine)
         torch.round(fine, out=coarse)
-        fine.sub_(coarse).mul_(2 * self.half)
-        y = self.product(steps)
-        return torch.add(y[:rows], y[rows:], alpha=0.5 / self.half), step
+        fine.sub_(coarse).mul_(self.finer)
+        y, below = self.product(steps).unsafe_split(rows)
+        return torch.add(y, below, alpha=0.5 / self.half), step
+
+    def _step(self, sizes: torch.Tensor) -> torch.Tensor:
+        """What a step of each row stands for, (rows, 1), of its numbers' sizes. Largest of all sizes, for
+        torch's maximum norm takes up to four times as long as both."""
+        # A row of zeros keeps a harmless scale instead of dividing by zero.
+        return torch.amax(sizes, 1, True).mul_(self.one_step).clamp_min_(_TINY)
 
     @staticmethod
     def levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
