@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 
 from core.models.base import PREFILL_CHUNK, Stop, chunks
-from core.models.kv_cache import KEY_BLOCK, DecoderShape, KVCache
+from core.models.key_blocks import KEY_BLOCK
+from core.models.kv_cache import DecoderShape, KVCache
 from core.models.linear import Linear, Scaled
 from core.models.rotation import Rotation
 
@@ -321,14 +322,15 @@ class Decoder:
         end, queries = start + rows, rows * group
         mask = self._mask(rows, start, group, parents)
         cache.reserve(end)
-        seen = cache.buffer[:, :, None, : mask.shape[1]].transpose(3, 4)
         rotation = self.rotations[start:end] if parents is None else self.rotations[_depths(parents, start)]
         if inputs is None:
             x = F.embedding(torch.as_tensor(ids, device=self.device), self._entering).to(self.dtype)
         else:
             x = inputs.to(self.dtype)
         # Views are made once: one at a time in each layer they would cost as much as the smaller products.
-        views = cache.buffer[:, :, start:end].unbind(), seen[:, 0].unbind(), seen[:, 1].unbind()
+        seen = [part[:, :, None, : mask.shape[1]].transpose(3, 4) for part in cache.parts]
+        keys, values = ([layer for part in seen for layer in part[:, kind].unbind()] for kind in (0, 1))
+        views = cache.of_layers(start, end), keys, values
         # Every layer's queries, keys and values in turn.
         qkv = torch.empty(rows, (rotating + kv_heads) * size, device=self.device)
         by_head = qkv.view(rows, rotating + kv_heads, size)
@@ -413,6 +415,7 @@ class Decoder:
 
     def prefill(self, ids: Sequence[int], cache: KVCache, stop: Stop | None = None) -> None:
         """Appends ``ids`` chunk by chunk, computing no logits, until ``stop`` says so."""
+        cache.reserve(cache.length + len(ids))  # at once: step by step it would be copied several times
         for chunk in chunks(ids, stop, cache.length):
             self.forward(chunk, cache, many=True)
 
