@@ -101,7 +101,7 @@ def _by_group(weight: torch.Tensor, kv_heads: int, group: int) -> torch.Tensor:
     return parted.reshape(weight.shape)
 
 
-def _layer(
+def pack_layer(
     shape: DecoderShape,
     tensors: Mapping[str, torch.Tensor],
     make: Make,
@@ -229,7 +229,7 @@ class Decoder:
         for index in range(shape.layers):
             start = f"{prefix}layers.{index}."
             own = {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)}
-            layers.append(_layer(shape, own, make, dtype, rotation, make_down))
+            layers.append(pack_layer(shape, own, make, dtype, rotation, make_down))
         return cls(
             shape,
             embedding,
@@ -264,7 +264,7 @@ class Decoder:
         dtype, layers = _activations(embedding), []
         for index, module in enumerate(inner.layers):
             own = {name: value.to(device) for name, value in module.state_dict().items()}
-            layers.append(_layer(shape, own, make, dtype))
+            layers.append(pack_layer(shape, own, make, dtype))
             inner.layers[index] = torch.nn.Identity()
         return cls(
             shape,

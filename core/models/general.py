@@ -50,8 +50,8 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
     notes = list(compare(target.tokenizer, draft.tokenizer, target.rows, draft.rows)) if draft else []
     memory.check([plan.need for plan in plans], device)
     for plan in plans:  # one after the other: nothing of the first is left there
-        if device == "cuda" and plan.unpacking.bytes:
-            memory.check([plan.unpacking], "cpu")
+        if device == "cuda" and plan.passing.bytes:
+            memory.check([plan.passing], "cpu")
     plans = [replace(plan, checkpoint=fetch(plan.checkpoint, say)) for plan in plans]
 
     loaded = [load_model(plan, say) for plan in plans]

@@ -16,6 +16,8 @@ would).
   16 levels: every group of such a file holds its own minimum and maximum, so quantising the
   dequantised weights again finds the same levels. Its kernel takes as long for each of many rows as for
   one: for reading prompts it may keep the weights in another form, too.
+- ``llm-int8``: bitsandbytes' int8 weights and activations, each with a scale a row, products in int32
+  (Dettmers et al. 2022, arXiv:2208.07339, with no outliers apart).
 - ``nf4``: bitsandbytes' 4 bits with double quantisation and bfloat16 activations (Dettmers et al. 2023,
   arXiv:2305.14314); fused kernels for few rows, on a card from bitsandbytes 0.50 on.
 
@@ -199,6 +201,29 @@ def _unpacked(levels: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> 
     """The weights (out, in) float32 of int4 levels."""
     groups = levels.view(*scale.shape, GROUP).float().sub_(8)
     return groups.mul_(scale.float()[..., None]).add_(zero.float()[..., None]).view(levels.shape)
+
+
+class LlmInt8Linear(_Whole):
+    """bitsandbytes' LLM.int8 of a weight (out, in) that is where it is to run, without outliers. Gives the
+    activations' dtype.
+
+    Levels of weights and of activations have a scale a row each, so no row sees another's; the sums are whole
+    numbers, and so the same however they are made.
+    """
+
+    form = "llm-int8"
+
+    def __init__(self, weight: torch.Tensor):
+        from bitsandbytes.functional import int8_vectorwise_quant
+
+        self.shape = tuple(weight.shape)
+        self.levels, self.scale, _ = int8_vectorwise_quant(weight.half())
+        self.round = int8_vectorwise_quant
+        self.product = torch.ops.bitsandbytes.int8_scaled_mm.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        levels, scale, _ = self.round(x.half())
+        return self.product(levels, self.levels, scale, self.scale, dtype=x.dtype)
 
 
 class Nf4Linear(_Whole):
