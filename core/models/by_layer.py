@@ -53,7 +53,8 @@ class Skeleton:
         """The decoder on ``device``, and the logits after each of ``ids``, (len(ids), vocabulary) float32 on
         the CPU; None where a head that is said to be the embedding is another.
 
-        ``done`` is told how far it is, from 0 to 1. Raises LoadError where the logits are no numbers to draw from.
+        ``done`` is told how far it is, from 0 to 1. Raises LoadError where the logits are no numbers to draw
+        from.
         """
         read = lambda name: tensors.read(name, self.dtype, device)  # noqa: E731
         embedding = read(TABLE)

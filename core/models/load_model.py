@@ -2,8 +2,8 @@
 
 A model of the Llama family runs on the lean decoder (``core.models.decoder``), any other through the modules
 of transformers (``core.models.transformers_decoder``). Lean weights are packed layer by layer
-(``core.models.by_layer``), and must score what transformers' modules score with the weights as they are in the
-files. Pickled weights, which are code, are never read.
+(``core.models.by_layer``), and must score what transformers' modules score with the weights as they are in
+the files. Pickled weights, which are code, are never read.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from core.models.processor import has_fast_bfloat16
 WEIGHT_BYTES = {"nf4": 0.55, "int4": 0.65, "llm-int8": 1.05, "int8": 1.1}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PACKED = ("int8", "int4")  # the project's own forms
+# Bytes that rounding a product's weights takes for each of them, beside what it becomes.
+ROUNDING_BYTES = {"int8": 3, "int4": 13, "llm-int8": 2}
 
 # On a processor with bfloat16 products, models above this many bytes (in 16 bits) run in bfloat16.
 # Smaller ones run in float32, whose rounding is so small that a row hardly depends on its neighbours.
@@ -70,10 +72,11 @@ class Size:
         return DTYPE_BYTES[dtype] * max(self.layer, self.table)
 
     def packing(self, form: str, dtype: str) -> int:
-        """Bytes beside those of the packed weights while one part after the other is packed: the part as it
-        was read, the product that is packed of it, and what a form's rounding takes a weight."""
-        rounding = 16 if form in PACKED else 4 if form == "llm-int8" else 0
-        return self.read(dtype) + self.largest * (DTYPE_BYTES[dtype] + rounding)
+        """Bytes beside those of the packed weights while one part after the other is packed: a layer as it
+        was read, the product that is made of it and what a form's rounding takes a weight, or the head."""
+        wide, rounding = DTYPE_BYTES[dtype], ROUNDING_BYTES.get(form, 0)
+        head = self.table * (wide + rounding) if form in PACKED else 0  # of other forms it stays as it is
+        return max(self.layer * wide + self.largest * (wide + rounding), head)
 
 
 def size_of(config: Mapping[str, object]) -> Size | None:
@@ -148,12 +151,12 @@ def needed_to_load(
         forms = [form, "none"] if form in PACKED else [form]
         return max(round(parameters * WEIGHT_BYTES.get(one, DTYPE_BYTES[dtype])) for one in forms)
     weights = size.weights(form, dtype) if stored_bytes is None else stored_bytes
-    loading = weights
-    if stored_bytes is None:
-        loading += size.packing(form, dtype) if by_layer else 0
-        if form in PACKED and not by_layer:
-            loading = size.weights("none", dtype)
-    return max(loading, weights + _conversation(size, config, form, dtype, device))
+    whole = weights + _conversation(size, config, form, dtype, device)
+    if stored_bytes is not None:
+        return whole
+    if by_layer:  # while nothing of OVERHEAD is in use yet
+        return max(whole, weights + size.packing(form, dtype) - OVERHEAD)
+    return max(whole, size.weights("none", dtype)) if form in PACKED else whole
 
 
 def _conversation(size: Size, config: Mapping[str, object], form: str, dtype: str, device: str) -> int:

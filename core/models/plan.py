@@ -7,6 +7,7 @@ weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -163,6 +164,15 @@ def _plan(source: str, asked: str, draft: bool, device: str, dtype: str, say: Pr
         "none" if prepared else quantize.choose_form(asked, device, draft, bytes_16bit, whole),
         memory.choose_dtype(dtype, device, bytes_16bit),
     )
+
+
+def check_memory(plans: Sequence[Plan]) -> None:
+    """Raises LoadError where there is too little memory for the models of a pair."""
+    device = plans[0].device
+    memory.check([plan.need for plan in plans], device)
+    for plan in plans:  # one after the other: nothing of the first is left there
+        if device == "cuda" and plan.passing.bytes:
+            memory.check([plan.passing], "cpu")
 
 
 def is_distilled(spec: PairSpec) -> bool:

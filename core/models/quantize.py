@@ -100,7 +100,7 @@ def choose_form(asked: str, device: str, draft: bool, bytes_16bit: int | None, w
             )
     if form == "llm-int8" and device == "cuda" and (less := _without_int8_products()) is not None:
         raise LoadError(
-            f"LLM.int8 needs a card of compute capability {'.'.join(map(str, INT8_CARDS))} or newer, and this "
+            f"LLM.int8 needs a card of compute capability {INT8_CARDS[0]}.{INT8_CARDS[1]} or newer, and this "
             f"one has {less}: choose {flag} nf4."
         )
     if form in PACKED and best_form(form) != form:

@@ -69,9 +69,7 @@ def test_a_kept_branch_is_as_if_it_had_been_read_alone(decoder, kept):
         decoder.prefill(prefix, alone := decoder.new_cache())
         decoder.logits([ids[row] for row in kept], alone)
         assert cache.length == alone.length == len(prefix) + len(kept)
-        assert torch.allclose(
-            held(cache, cache.length), held(alone, alone.length), atol=2e-5
-        )
+        assert torch.allclose(held(cache, cache.length), held(alone, alone.length), atol=2e-5)
         assert torch.allclose(cache.features[: cache.length], alone.features[: alone.length], atol=2e-5)
         assert torch.allclose(decoder.logits(after, cache), decoder.logits(after, alone), atol=2e-5)
 
