@@ -2,10 +2,10 @@
 
     python -m tests.core.machines
 
-prints the table; "*" marks what runs through transformers' own modules. Machines are what torch and the system
-say of them: device, free memory, compute capability and the architectures that torch was built for. Models are
-those of the catalogue, by their configs; a GGUF file is one of Qwen2.5. Knows nothing of what really happens on
-such a machine.
+prints the table; "*" marks what runs through transformers' own modules. Machines are what torch and the
+system say of them: device, free memory, compute capability and the architectures that torch was built for.
+Models are those of the catalogue, by their configs; a GGUF file is one of Qwen2.5. Knows nothing of what
+really happens on such a machine.
 """
 
 from __future__ import annotations
