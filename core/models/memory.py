@@ -76,7 +76,8 @@ class Size:
         was read, the product that is made of it and what a form's rounding takes a weight, or the head."""
         wide, rounding = DTYPE_BYTES[dtype], ROUNDING_BYTES.get(form, 0)
         head = self.table * (wide + rounding) if form in PACKED else 0  # of other forms it stays as it is
-        return max(self.layer * wide + self.largest * (wide + rounding), head)
+        product = wide + rounding if form in WEIGHT_BYTES else 0  # which a dense form keeps as it is
+        return max(self.layer * wide + self.largest * product, head)
 
 
 def size_of(config: Mapping[str, object]) -> Size | None:

@@ -88,8 +88,8 @@ def test_the_most_that_loading_takes():
     """A part at a time beside what is packed, or whole weights; what comes quantised is as its files."""
     wide = CONFIG | {"intermediate_size": 10_000_000}
     size, layer, gate_up = size_of(wide), 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 10**7, 2 * 8 * 10**7
-    for form, rounding in (("none", 0), ("llm-int8", 2), ("int8", 3), ("int4", 13)):
-        packing = 4 * layer + gate_up * (4 + rounding) - OVERHEAD
+    for form, product in (("none", 0), ("llm-int8", 4 + 2), ("int8", 4 + 3), ("int4", 4 + 13)):
+        packing = 4 * layer + gate_up * product - OVERHEAD
         assert needed_to_load(wide, form, "float32", "cuda") == size.weights(form, "float32") + packing
     # A head that is packed too may be larger than a layer.
     many = CONFIG | {"vocab_size": 100_000_000}
