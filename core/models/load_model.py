@@ -44,7 +44,7 @@ def load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
             _check_what_is_left(plan, reason)
         log.info("%s runs through transformers' modules: %s", plan.name, reason)
         model = _read(plan)
-        quantize.apply(model, plan.form)
+        quantize.apply(model, plan.form, plan.sizes)
         decoder = TransformersDecoder(model)
         say(f"Checking that {plan.name} can take drafts back", None)
         check_rollback(decoder)
@@ -70,9 +70,9 @@ def _lean(plan: Plan, say: Progress) -> tuple[Decoder | None, str]:
     made = skeleton.pack(
         tensors,
         device,
-        quantize.maker(plan.form, dtype),
-        quantize.maker(plan.form, dtype, head=True),
-        quantize.cache_dtype(plan.form, plan.device),
+        quantize.maker(plan.form, dtype, sizes=plan.sizes),
+        quantize.maker(plan.form, dtype, head=True, sizes=plan.sizes),
+        quantize.cache_dtype(plan.form, plan.device, plan.sizes),
         first + others,
         partial(say, f"Loading {plan.name}"),
     )

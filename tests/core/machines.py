@@ -94,7 +94,7 @@ def on(machine: Machine) -> Iterator[None]:
             patch.setattr(torch.cuda, what, lambda *_, answer=answer: answer)
         for module in (memory, plan.memory):
             patch.setattr(module, "free_bytes", lambda device: free[device])
-        patch.setattr(quantize, "best_form", lambda form: form)
+        patch.setattr(quantize, "best_form", lambda form, *_: form)
         patch.setattr(core_spec, "has_bitsandbytes", lambda: True)
         patch.setattr(quantize, "has_bitsandbytes", lambda: True)
         patch.setattr(plan, "inspect", lambda source, say: _checkpoint(source))

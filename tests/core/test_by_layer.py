@@ -68,11 +68,11 @@ def test_the_tensors_of_a_gguf_file_are_those_that_transformers_reads(family, tm
 
 
 @pytest.mark.parametrize("form, shown", [("nf4", "nf4"), ("llm-int8", "llm.int8"), ("int8", "int8")])
-def test_a_gguf_file_is_packed_like_any_other(form, shown, tmp_path):
+def test_a_gguf_file_is_packed_like_any_other(form, shown, tmp_path, packed_forms):
     """README's third example was refused on every machine with a card, and NF4 of a GGUF everywhere."""
     if form in quantize.BITSANDBYTES:
         pytest.importorskip("bitsandbytes")
-    elif quantize.best_form(form) != form:
+    elif form not in packed_forms:
         pytest.skip("no int8 products on this processor")
     file = write_gguf(tmp_path / "tiny.gguf", 1)
     model, found = load_model.load_model(planned(file, form), silent)
@@ -123,11 +123,11 @@ BIG = dict(num_hidden_layers=12, hidden_size=128, head_dim=32, intermediate_size
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 @pytest.mark.parametrize("form", ["nf4", "none", "int8", "int4", "llm-int8"])
-def test_no_more_is_in_memory_than_is_counted(kind, form, tmp_path):
+def test_no_more_is_in_memory_than_is_counted(kind, form, tmp_path, packed_forms):
     """Where main memory was short, NF4's target left the lean decoder, and a GGUF was unpacked whole."""
     if form in quantize.BITSANDBYTES:
         pytest.importorskip("bitsandbytes")
-    elif form != "none" and quantize.best_form(form) != form:
+    elif form != "none" and form not in packed_forms:
         pytest.skip("no such products on this processor")
     if kind == "gguf":
         source = write_gguf(tmp_path / "big.gguf", 1, **BIG)
