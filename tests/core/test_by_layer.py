@@ -112,10 +112,15 @@ class Live(TorchDispatchMode):
         for tensor in tree_leaves((args, kwargs, made)):
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
                 storage = tensor.untyped_storage()
-                self._seen[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                known = self._seen.get(storage._cdata)
+                if known is None or known[0].expired():
+                    self._seen[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                    self._count()
+        return made
+
+    def _count(self):
         self._seen = {key: (ref, size) for key, (ref, size) in self._seen.items() if not ref.expired()}
         self.peak = max(self.peak, sum(size for _, size in self._seen.values()))
-        return made
 
 
 BIG = dict(num_hidden_layers=12, hidden_size=128, head_dim=32, intermediate_size=512)
