@@ -85,9 +85,7 @@ def load_model(source: str, form: str, device: str, say: Progress) -> Model:
         how |= dict(
             gguf_file=checkpoint.gguf_file, quantization_config=transformers.GgufConfig(dequantize=True)
         )
-    elif (
-        config := quantize.loading_config(form.replace("llm.int8", "llm-int8"), "bfloat16")
-    ) is not None:
+    elif (config := quantize.loading_config(form.replace("llm.int8", "llm-int8"), "bfloat16")) is not None:
         how |= dict(quantization_config=config)
     return transformers.AutoModelForCausalLM.from_pretrained(checkpoint.folder, **how).eval()
 

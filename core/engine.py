@@ -18,7 +18,9 @@ import logging
 import random
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
@@ -27,6 +29,7 @@ from core.batched import Batched
 from core.drafters.base import Drafter
 from core.generation import Underway
 from core.models.errors import is_out_of_memory
+from core.models.memory import release
 from core.models.pair import Pair
 from core.records import Fate, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
@@ -36,6 +39,7 @@ from core.text import PromptError
 from core.transcript import Piece, Transcript
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _LOCK_POLL_SECONDS = 0.05  # how often a waiting reply looks whether it was cancelled
 # Of kept caches beside the last one used; a thousand ids of the embedded pair take some 55 MB.
@@ -69,6 +73,23 @@ class Engine:
         self._batched = batched
         self._kept = KeptCaches(pair.target, cache_bytes)
         self._lock = threading.Lock()
+
+    def make_room(self) -> None:
+        """Gives up the kept caches, which the reply in hand is not among, and what nobody needs any more."""
+        self._kept.drop()
+        release()
+
+    def with_room(self, step: Callable[[], T]) -> T:
+        """Takes a step of a reply; where memory ends in it, makes room and takes it once more."""
+        try:
+            return step()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("Memory ended; what is kept of other replies goes: %s", str(error))
+        # Only now, when the exception that held on to half a step is gone.
+        self.make_room()
+        return step()
 
     @property
     def cache_bytes(self) -> int:
@@ -169,7 +190,7 @@ class Generation(Underway):
         self._loop: _Loop | None = None
 
     def _run(self) -> Iterator[Round]:
-        finish, error = "cancelled", None
+        finish, error, full = "cancelled", None, False
         lock = self._engine._lock
         while not lock.acquire(timeout=_LOCK_POLL_SECONDS):
             if self._cancel.is_set():
@@ -178,7 +199,7 @@ class Generation(Underway):
         kept = None
         try:
             if not self._cancel.is_set():
-                kept = self._engine._kept.take(self._transcript.ids)
+                kept = self._engine.with_room(lambda: self._engine._kept.take(self._transcript.ids))
                 self._begin(kept)
             while not self._cancel.is_set():
                 round_ = self._loop.next_round()
@@ -190,15 +211,21 @@ class Generation(Underway):
                 if round_.finish_reason:
                     return
         except Exception as exception:
-            log.exception("the reply ended with an error")
-            finish, error = "error", _sentence(exception)
+            # As text, since whoever kept the exception would keep the caches.
+            log.error("the reply ended with an error:\n%s", traceback.format_exc())
+            finish, error, full = "error", _sentence(exception), is_out_of_memory(exception)
         finally:
-            failed = error is not None or (self._loop is not None and self._loop.error is not None)
+            # Whoever keeps the reply does not keep the caches.
+            loop, self._loop = self._loop, None
+            failed = error is not None or (loop is not None and loop.error is not None)
             if kept is not None and not failed:
                 # What the caches hold after a failure is not known, NaN perhaps: those are dropped.
-                if self._loop is not None and self._loop.draft_failed:
+                if loop is not None and loop.draft_failed:
                     kept.states.pop(self._pair.drafter.name, None)
                 self._engine._kept.give_back(kept, self._transcript.ids)
+            kept = loop = None
+            if full:  # the next reply shall have what this one could not do with
+                self._engine.make_room()
             lock.release()
             if self.reply is None:
                 self._finish(finish, error)
@@ -208,9 +235,9 @@ class Generation(Underway):
         self.reused_tokens = kept.cache.length
         uniform = self._engine.uniforms(settings.seed)
         way = (Batched if self._engine.plays_batched(pair, settings) else Stepwise)(pair, settings, uniform)
-        self._loop = _Loop(pair, kept, self._transcript, settings, way)
+        self._loop = _Loop(pair, kept, self._transcript, settings, way, self._engine.with_room)
         start = time.perf_counter()
-        if self._loop.prefill(self._cancel):
+        if self._engine.with_room(lambda: self._loop.prefill(self._cancel)):
             self.prefill_seconds = time.perf_counter() - start
 
     def _visible_chars(self, text: str) -> int:
@@ -220,7 +247,15 @@ class Generation(Underway):
 class _Loop:
     """Draft, verify, commit, over one transcript; ``caches`` hold a beginning of it."""
 
-    def __init__(self, pair: Pair, caches: Kept, transcript: Transcript, settings: Settings, way: Way):
+    def __init__(
+        self,
+        pair: Pair,
+        caches: Kept,
+        transcript: Transcript,
+        settings: Settings,
+        way: Way,
+        with_room: Callable[[Callable[[], Played]], Played],
+    ):
         self.error: str | None = None  # one sentence, once a round could not be finished
         self.draft_failed = False  # in some round the draft's numbers were of no use
         self._pair = pair
@@ -228,6 +263,7 @@ class _Loop:
         self._transcript = transcript
         self._settings = settings
         self._way = way
+        self._with_room = with_room
         self._drafter: Drafter | None = pair.drafter if settings.num_draft_tokens else None
         self._rounds = 0
         self._auto: AutoK | None = None
@@ -238,7 +274,8 @@ class _Loop:
     def prefill(self, cancel: threading.Event) -> bool:
         """Reads all but the last id of the prompt, so that the first token, too, comes from a round.
 
-        False when ``cancel`` was set before all was read: a long prompt takes seconds.
+        False when ``cancel`` was set before all was read: a long prompt takes seconds. Where an error ended
+        it, another call reads on from there.
         """
         ids, caches = self._transcript.ids[:-1], self._caches
         self._pair.target.prefill(ids[caches.cache.length :], caches.cache, cancel.is_set)
@@ -252,7 +289,7 @@ class _Loop:
         start = time.perf_counter()
         before = caches.cache.length
         count, reason = self._room()
-        played = self._way.play(transcript.ids, count, caches)
+        played = self._with_room(lambda: self._play(count))
         if 1 + max(played.positions, default=-1) < count:
             reason = self._drafter.short(caches.state(self._drafter))
             self.draft_failed |= reason == "draft_failed"
@@ -280,6 +317,10 @@ class _Loop:
             finish_reason="error" if self.error else transcript.finish_reason,
             drafter=self._drafter.proposer(caches.state(self._drafter)) if played.drafts else None,
         )
+
+    def _play(self, count: int) -> Played:
+        self._caches.crop(len(self._transcript.ids) - 1)  # memory may have ended in this round before
+        return self._way.play(self._transcript.ids, count, self._caches)
 
     def _room(self) -> tuple[int, str]:
         """How many tokens to draft now, and why that many: the target's own token needs room too."""

@@ -5,7 +5,7 @@ the ids they stand for. For a new prompt the one that shares the longest prefix 
 never compared) goes on from there; regenerating profits as well. Where the prefix is less than
 half of what is kept, as when two conversations have a system prompt in common, it is copied, and the
 longer one stays as it is. The last one used is always kept, since memory had to hold it anyway; of the others
-the least recently used go when together they hold more than ``limit`` bytes.
+the least recently used go when together they hold more than ``limit`` bytes, and all go where memory ends.
 
 Knows no text, no conversation and no lock: the engine uses it while it holds its own.
 """
@@ -90,6 +90,10 @@ class KeptCaches:
         kept = self._kept.pop(best)
         kept.crop(shared[best])
         return kept
+
+    def drop(self) -> None:
+        """Gives up all that is kept."""
+        self._kept.clear()
 
     def give_back(self, kept: Kept, ids: Sequence[int]) -> None:
         """Keeps a sequence of which was read a beginning of ``ids``, and nothing else."""

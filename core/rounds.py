@@ -93,20 +93,46 @@ class Way(Protocol):
         """A round after ``ids`` (all committed ids) with up to ``count`` drafts.
 
         ``caches`` hold a beginning of ``ids``, the target's all but the last; afterwards also drafts that
-        may not stand.
+        may not stand. Where an error ended it, the next call may be the same once more, and meets the same
+        draws.
         """
 
 
+class _Replayed:
+    """The draws of a reply, of which those of a round that broke off come once more."""
+
+    def __init__(self, uniform: Uniform):
+        self._uniform = uniform
+        self._drawn: list[float] = []  # in the round so far
+        self._again = 0  # how many of these are still to come once more
+
+    def __call__(self) -> float:
+        if self._again:
+            self._again -= 1
+            return self._drawn[-self._again - 1]
+        self._drawn.append(self._uniform())
+        return self._drawn[-1]
+
+    def begin(self, again: bool) -> None:
+        """Begins a round, the last one ``again`` or the next."""
+        if not again:
+            del self._drawn[: len(self._drawn) - self._again]
+        self._again = len(self._drawn)
+
+
 class Stepwise:
-    """Asks for each figure when it is needed, on the CPU."""
+    """Asks for each figure when it is needed, on the CPU. A round that an error ended can be played again."""
 
     def __init__(self, pair: Pair, settings: Settings, uniform: Uniform):
         self._pair = pair
         # Lossy rules judge chains: what a tree does to the output could not be said in one number.
         self._settings = settings if settings.exact else replace(settings, tree_width=1)
-        self._uniform = uniform
+        self._uniform = _Replayed(uniform)
+        self._broken_off = False
 
     def play(self, ids: Sequence[int], count: int, caches: Kept) -> Played:
+        self._uniform.begin(again=self._broken_off)
+        self._broken_off = True  # until it is over
         start = time.perf_counter()
         target, drafter, proposals = self._pair.target, self._pair.drafter, []
         if count:
@@ -126,6 +152,7 @@ class Stepwise:
         scored = time.perf_counter()
         if count:
             drafter.observe(block, rows, state)
+        self._broken_off = False
         return Played(
             [Drafted(p.id, p.q.at(p.id), p.parent) for p in proposals],
             self._verdicts(list(ids), proposals, rows),

@@ -42,7 +42,7 @@ class Model:
         """The most bytes it takes on "cpu" or "cuda", in forms and types of ``core.models.spec``."""
         bytes_16bit = 2 * self.size.parameters
         form = settled_form(form, device, draft, bytes_16bit)
-        needed = needed_to_load(self.config, form, choose_dtype(dtype, device, bytes_16bit))
+        needed = needed_to_load(self.config, form, choose_dtype(dtype, device, bytes_16bit), device)
         assert needed is not None
         return needed
 

@@ -29,7 +29,8 @@ import torch
 import torch.nn.functional as F
 
 from core.models.base import PREFILL_CHUNK, Stop, chunks
-from core.models.kv_cache import KEY_BLOCK, DecoderShape, KVCache
+from core.models.key_blocks import KEY_BLOCK
+from core.models.kv_cache import DecoderShape, KVCache
 from core.models.linear import Linear, Scaled
 from core.models.rotation import Rotation
 from core.models.tree_walk import Walk, depths
@@ -101,7 +102,7 @@ def _by_group(weight: torch.Tensor, kv_heads: int, group: int) -> torch.Tensor:
     return parted.reshape(weight.shape)
 
 
-def _layer(
+def pack_layer(
     shape: DecoderShape,
     tensors: Mapping[str, torch.Tensor],
     make: Make,
@@ -221,7 +222,7 @@ class Decoder:
         for index in range(shape.layers):
             start = f"{prefix}layers.{index}."
             own = {name[len(start) :]: value for name, value in tensors.items() if name.startswith(start)}
-            layers.append(_layer(shape, own, make, dtype, rotation, make_down))
+            layers.append(pack_layer(shape, own, make, dtype, rotation, make_down))
         return cls(
             shape,
             embedding,
@@ -256,7 +257,7 @@ class Decoder:
         dtype, layers = _activations(embedding), []
         for index, module in enumerate(inner.layers):
             own = {name: value.to(device) for name, value in module.state_dict().items()}
-            layers.append(_layer(shape, own, make, dtype))
+            layers.append(pack_layer(shape, own, make, dtype))
             inner.layers[index] = torch.nn.Identity()
         return cls(
             shape,
@@ -320,7 +321,6 @@ class Decoder:
         else:
             mask = self._mask(rows, start, group, parents)
         cache.reserve(end)
-        seen = cache.buffer[:, :, None, : mask.shape[1]].transpose(3, 4)
         if parents is None:
             rotation = self.rotations[start:end]
         else:
@@ -330,7 +330,7 @@ class Decoder:
         else:
             x = inputs.to(self.dtype)
         # Views are made once: one at a time in each layer they would cost as much as the smaller products.
-        views = cache.buffer[:, :, start:end].unbind(), seen[:, 0].unbind(), seen[:, 1].unbind()
+        views = cache.of_layers(start, end), *cache.seen(mask.shape[1])
         # Every layer's queries, keys and values in turn.
         qkv = torch.empty(rows, (rotating + kv_heads) * size, device=self.device)
         by_head = qkv.view(rows, rotating + kv_heads, size)
@@ -344,7 +344,7 @@ class Decoder:
             query = torch.zeros(1, kv_heads, len(mask), size, device=self.device, dtype=self.cache_dtype)
             asking = query[0, :, :queries].view(kv_heads, rows, group, size)
         else:
-            walk.begin(cache.buffer, new, asked, lambda n, behind: self._mask(n, behind, group))
+            walk.begin(cache, new, asked, lambda n, behind: self._mask(n, behind, group))
         running = self.layers if layers is None else self.layers[:layers]
         kept = {layer: kind for kind, layer in enumerate(self.feature_layers)} if layers is None else {}
         for index, (layer, place, keys, values) in enumerate(zip(running, *views, strict=layers is None)):
@@ -424,6 +424,7 @@ class Decoder:
 
     def prefill(self, ids: Sequence[int], cache: KVCache, stop: Stop | None = None) -> None:
         """Appends ``ids`` chunk by chunk, computing no logits, until ``stop`` says so."""
+        cache.reserve(cache.length + len(ids))  # at once: step by step it would be copied several times
         for chunk in chunks(ids, stop, cache.length):
             self.forward(chunk, cache, many=True)
 

@@ -21,14 +21,14 @@ from core.chat import NO_TEMPLATE
 from core.drafters.base import Drafting
 from core.drafters.model import ModelDrafter
 from core.drafters.untrained import makers
-from core.models import Progress, distilled, memory, quantize
+from core.models import Progress, distilled, quantize
 from core.models.checkpoint import fetch, fingerprint
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import DRAFTS
 from core.models.linear.findings import Sizes
 from core.models.load_model import Model, load_model
 from core.models.pair import NO_DRAFT, Pair, warm_up
-from core.models.plan import Plan, dtype_word, is_distilled, plan_models
+from core.models.plan import Plan, check_memory, dtype_word, is_distilled, plan_models
 from core.models.rows import row_dependence
 from core.models.spec import EMBEDDED, PairSpec, draft_folder
 from core.models.transformers_decoder import (
@@ -46,10 +46,7 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
     target, draft = plans[0], plans[1] if len(plans) > 1 else None
     device = target.device
     notes = list(compare(target.tokenizer, draft.tokenizer, target.rows, draft.rows)) if draft else []
-    memory.check([plan.need for plan in plans], device)
-    for plan in plans:  # one after the other: nothing of the first is left there
-        if device == "cuda" and plan.unpacking.bytes:
-            memory.check([plan.unpacking], "cpu")
+    check_memory(plans)
     plans = [replace(plan, checkpoint=fetch(plan.checkpoint, say)) for plan in plans]
 
     loaded = [load_model(plan, say) for plan in plans]

@@ -5,17 +5,17 @@ Knows the decoder's sizes and no weights; ``core.models.decoder`` fills it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-# Attention always runs over whole blocks of keys, the surplus masked: the sums over keys then have
-# the same structure for a token whether it is scored alone or with others behind it, and come out
-# bit-equal (measured: 64 and 128 are not enough, see docs/LOG.md). A pass whose rows end in two blocks is
-# made in two, so that a row has the same number of keys as alone.
-KEY_BLOCK = 256
+from core.models.key_blocks import PARTS, held_positions
+from core.models.memory import free_bytes
+
+ASK = 16 << 20  # bytes from which on the system is asked whether it has them: that takes a fraction of a ms
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,12 @@ class DecoderShape:
 
 
 class KVCache:
-    """Keys and values of one sequence in one ``buffer``: (layers, 2, positions, kv_heads, head_size).
+    """Keys and values of one sequence in ``parts``: (layers, 2, positions, kv_heads, head_size) each, of some
+    layers in a row.
 
-    The buffer grows as the sequence does, doubling, so that a kept cache holds no more than about twice what
-    it needs. It begins as zeros because a pass reads, masked, up to the end of a block of ``KEY_BLOCK``.
+    The parts grow as the sequence does, in steps (``held_positions``) and one after the other, so that while
+    one grows the old and the new of that one alone are held. They begin as zeros because a pass reads,
+    masked, up to the end of a block of ``KEY_BLOCK``.
     ``features`` (positions, number of kinds, hidden) keeps hidden states for drafters that look at them, on a
     CPU in float32 whatever ``dtype`` keys and values have.
     """
@@ -63,12 +65,24 @@ class KVCache:
         self._shape, self._device, self._dtype = shape, torch.device(device), dtype
         self._kinds = kinds_of_features
         self.length = 0
-        self.buffer, self.features = self._zeros(0)
+        self.parts = [self._room(layers, 0) for layers in _parted(shape.layers)]
+        self.features = self._room_for_features(0)
         self.reserve(1)
 
     @property
     def nbytes(self) -> int:
-        return self.buffer.nbytes + self.features.nbytes
+        return sum(part.nbytes for part in self.parts) + self.features.nbytes
+
+    def of_layers(self, start: int, end: int) -> list[torch.Tensor]:
+        """Views of the positions from ``start`` to ``end``, (2, positions, kv_heads, head_size) a layer."""
+        return [layer for part in self.parts for layer in part[:, :, start:end].unbind()]
+
+    def seen(self, end: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Views of the keys and of the values before ``end`` as attention takes them, (1, kv_heads, end,
+        head_size) a layer."""
+        parts = [part[:, :, None, :end].transpose(3, 4) for part in self.parts]
+        keys, values = ([layer for part in parts for layer in part[:, kind].unbind()] for kind in (0, 1))
+        return keys, values
 
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
@@ -77,7 +91,8 @@ class KVCache:
         copy = KVCache(self._shape, self._device, self._dtype, self._kinds)
         length = min(self.length, length)
         copy.reserve(length)
-        copy.buffer[:, :, :length] = self.buffer[:, :, :length]
+        for mine, theirs in zip(copy.parts, self.parts, strict=True):
+            mine[:, :, :length] = theirs[:, :, :length]
         copy.features[:length] = self.features[:length]
         copy.length = length
         return copy
@@ -86,34 +101,51 @@ class KVCache:
         """Of what was read from ``start`` on keeps these rows, ascending, as if they had been read alone."""
         places, end = [start + row for row in rows], start + len(rows)
         if places != list(range(start, end)):
-            self.buffer[:, :, start:end] = self.buffer[:, :, places]
+            for part in self.parts:
+                part[:, :, start:end] = part[:, :, places]
             self.features[start:end] = self.features[places]
         self.length = end
 
     def reserve(self, length: int) -> None:
-        """Makes room for ``length`` ids; what was read stays."""
-        held = self.buffer.shape[2]
-        if length > held:
-            most = -(-self._shape.context_length // KEY_BLOCK) * KEY_BLOCK
-            grown, features = self._zeros(min(max(-(-length // KEY_BLOCK) * KEY_BLOCK, 2 * held), most))
-            grown[:, :, : self.length] = self.buffer[:, :, : self.length]
-            features[: self.length] = self.features[: self.length]
-            self.buffer, self.features = grown, features
+        """Makes room for ``length`` ids; what was read stays.
 
-    def _zeros(self, positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Room for keys and values and for features."""
+        Raises MemoryError, or what torch raises, where there is none; what has room already keeps it, and
+        everything that was read is there.
+        """
+        positions = held_positions(length, self._shape.context_length)
+        read = self.length
+        for index in range(len(self.parts)):  # no name for the old part: it goes before the next one grows
+            if self.parts[index].shape[2] < positions:
+                grown = self._room(len(self.parts[index]), positions)
+                grown[:, :, :read] = self.parts[index][:, :, :read]
+                self.parts[index] = grown
+        if len(self.features) < positions:
+            features = self._room_for_features(positions)
+            features[:read] = self.features[:read]
+            self.features = features
+
+    def _room(self, layers: int, positions: int) -> torch.Tensor:
         shape = self._shape
-        sizes = (
-            (shape.layers, 2, positions, shape.kv_heads, shape.head_size),
-            (positions, self._kinds, shape.hidden),
-        )
-        dtypes = self._dtype, torch.float32 if self._device.type == "cpu" else self._dtype
-        return tuple(_zeros(size, self._device, dtype) for size, dtype in zip(sizes, dtypes, strict=True))
+        return _zeros((layers, 2, positions, shape.kv_heads, shape.head_size), self._device, self._dtype)
+
+    def _room_for_features(self, positions: int) -> torch.Tensor:
+        dtype = torch.float32 if self._device.type == "cpu" else self._dtype
+        return _zeros((positions, self._kinds, self._shape.hidden), self._device, dtype)
+
+
+def _parted(layers: int) -> list[int]:
+    """How many layers each of the parts has."""
+    size = -(-layers // PARTS)
+    return [min(size, layers - start) for start in range(0, layers, size)]
 
 
 def _zeros(size: Sequence[int], device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     if device.type != "cpu":
         return torch.zeros(size, device=device, dtype=dtype)
+    count = math.prod(size) * dtype.itemsize
+    # Some systems promise memory that they have not, and end the process that then uses it.
+    if count > ASK and count > (free_bytes("cpu") or math.inf):
+        raise MemoryError(f"not enough memory for {count:,} bytes of keys and values")
     # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
     stand_in = {2: np.int16, 4: np.int32}[dtype.itemsize]
     return torch.from_numpy(np.zeros(size, stand_in)).view(dtype)

@@ -9,7 +9,6 @@ Run: ``python -m core.models.load --target MODEL [--draft MODEL] ...`` loads a p
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import sys
@@ -20,6 +19,7 @@ from core.models import Progress, silent
 from core.models.embedded import load_embedded
 from core.models.errors import LoadError, first_line, is_out_of_memory
 from core.models.heartbeat import heard
+from core.models.memory import release
 from core.models.spec import (
     EMBEDDED,
     PairSpec,
@@ -83,14 +83,6 @@ def _sentence(error: Exception) -> str:
             "close what else uses the memory."
         )
     return f"The pair could not be loaded ({first_line(error)}): check its files, or choose another pair."
-
-
-def release() -> None:
-    """Gives memory back that no model needs any more, a card's too."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def main() -> None:

@@ -1,8 +1,9 @@
 """One model of a pair, read by transformers as its plan says and tested as it stands.
 
 A model of the Llama family runs on the lean decoder (``core.models.decoder``), any other through the modules
-of transformers (``core.models.transformers_decoder``). Lean weights are packed from a model that transformers
-has read, whose own scores the packed ones must match. Pickled weights, which are code, are never read.
+of transformers (``core.models.transformers_decoder``). Lean weights are packed layer by layer
+(``core.models.by_layer``), and must score what transformers' modules score with the weights as they are in
+the files. Pickled weights, which are code, are never read.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import transformers
 from safetensors import SafetensorError
 
 from core.models import Progress, memory, quantize
+from core.models.by_layer import TABLE, Skeleton
 from core.models.decoder import Decoder
 from core.models.errors import LoadError, UnusableNumbers, first_line, is_out_of_memory
 from core.models.plan import Plan, where_from
 from core.models.rows import difference, ids_below
-from core.models.transformers_decoder import ROUNDING, TransformersDecoder, check_rollback, whole_pass
+from core.models.tensors import open_tensors
+from core.models.transformers_decoder import ROUNDING, TransformersDecoder, check_rollback
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +58,10 @@ def _loaded(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
     try:
         reason = plan.not_lean
         if reason is None:
-            if (lean := _lean(plan)) is not None:
+            lean, reason = _lean(plan, say)
+            if lean is not None:
                 return lean, quantize.count_lean(lean)
-            reason = "its scores came out otherwise"
+            _check_what_is_left(plan, reason)
         log.info("%s runs through transformers' modules: %s", plan.name, reason)
         model = _read(plan)
         quantize.apply(model, plan.form, plan.sizes)
@@ -72,21 +77,28 @@ def _loaded(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
     raise LoadError(problem)
 
 
-def _lean(plan: Plan) -> Decoder | None:
-    """The model as a lean decoder; None where it does not score as transformers' own modules do."""
-    # NF4 is packed on its own device, layer by layer, from weights in main memory.
-    model = _read(replace(plan, form="none", device="cpu" if plan.form == "nf4" else plan.device))
-    size = min(model.get_input_embeddings().num_embeddings, plan.rows)
+def _lean(plan: Plan, say: Progress) -> tuple[Decoder | None, str]:
+    """The model as a lean decoder; None, and why not, where it does not score as transformers' own modules do
+    or its files are not what its config says."""
+    dtype, device = getattr(torch, plan.dtype), _place(plan.device)
+    skeleton = Skeleton(plan.config, dtype)
+    tensors = open_tensors(plan.checkpoint, plan.config, skeleton.wanted)
+    if not skeleton.fits(tensors, partial(_is_spare, plan)):
+        return None, "its files hold other tensors than its config says"
+    size = min(skeleton.wanted[TABLE][0], plan.rows)
     first, others, strange = (ids_below(size, count, count) for count in (5, 4, 6))
-    whole = whole_pass(model, first + others)[len(first) :]  # before its weights are taken out of it
-    dtype = getattr(torch, plan.dtype)
-    decoder = Decoder.from_model(
-        model,
+    made = skeleton.pack(
+        tensors,
+        device,
         quantize.maker(plan.form, dtype, sizes=plan.sizes),
         quantize.maker(plan.form, dtype, head=True, sizes=plan.sizes),
-        _place(plan.device),
         quantize.cache_dtype(plan.form, plan.device, plan.sizes),
+        first + others,
+        partial(say, f"Loading {plan.name}"),
     )
+    if made is None:
+        return None, "its head is said to be its embedding, and is another"
+    decoder, whole = made[0], made[1][len(first) :]
 
     def after(prefix: Sequence[int]) -> torch.Tensor:
         return decoder.logits([*prefix, *others], decoder.new_cache())[len(prefix) :]
@@ -100,9 +112,20 @@ def _lean(plan: Plan) -> Decoder | None:
         )
     found, other = difference(ours, whole), difference(after(strange), whole)
     if found <= max(ROUNDING, other / 2 if plan.form == "none" else other):
-        return decoder
+        return decoder, ""
     log.warning("The lean decoder scores %s otherwise than transformers: by %.1e", plan.name, found)
-    return None
+    return None, "its scores came out otherwise"
+
+
+def _check_what_is_left(plan: Plan, reason: str) -> None:
+    """Raises LoadError where a model that cannot be packed layer by layer cannot be read whole either."""
+    if plan.checkpoint.kind == "gguf" and plan.form in quantize.BITSANDBYTES:
+        raise LoadError(
+            f"{plan.name} cannot be packed as {plan.form}, since {reason}: choose {plan.flag} none, or name "
+            "the original model instead of the file."
+        )
+    memory.release()  # what was packed of it
+    memory.check([plan.need_whole], plan.device)
 
 
 def _place(device: str) -> torch.device:

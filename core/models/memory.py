@@ -9,6 +9,7 @@ Run: ``python -m core.models.memory`` prints what is free.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from core.models import card
 from core.models.errors import LoadError
+from core.models.key_blocks import PARTS, held_positions
 from core.models.processor import has_fast_bfloat16
 
 # Bytes for one weight of a linear layer, by form (``core.models.spec.QUANTIZE``). "nf4" with double
@@ -24,13 +26,17 @@ from core.models.processor import has_fast_bfloat16
 WEIGHT_BYTES = {"nf4": 0.55, "int4": 0.65, "llm-int8": 1.05, "int8": 1.1}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 PACKED = ("int8", "int4")  # the project's own forms
+# Bytes that rounding a product's weights takes for each of them, beside what it becomes.
+ROUNDING_BYTES = {"int8": 3, "int4": 13, "llm-int8": 2}
 
 # On a processor with bfloat16 products, models above this many bytes (in 16 bits) run in bfloat16.
 # Smaller ones run in float32, whose rounding is so small that a row hardly depends on its neighbours.
 LARGE = 1e9
 
 CONTEXT = 4096  # tokens of conversation that a pair should have room for
-OVERHEAD = 400_000_000  # activations, logits, workspaces of kernels: per pair
+# Activations, logits, workspaces of kernels: per pair. Caches that are kept of other conversations are not
+# counted, for they go where memory ends (``core.engine``).
+OVERHEAD = 400_000_000
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -41,21 +47,38 @@ class Size:
 
     ``parameters`` counts a tied head once; ``linear`` are those in the layers' matrices, which a quantised
     form shrinks (embedding, head, norms and biases stay as wide as the dtype); ``cache`` is how many numbers
-    one token adds to the KV cache.
+    one token adds to the KV cache. ``layer`` are the linear ones of one layer, ``largest`` those of its
+    largest product (queries, keys and values are one product, and so are the gate and what it lets through);
+    ``table`` are those of the embedding.
     """
 
     parameters: int
     linear: int
     cache: int
+    layer: int
+    largest: int
+    table: int
 
     def weights(self, form: str, dtype: str) -> int:
         """Bytes of the weights in a form of ``spec.QUANTIZE`` but "auto"; ``dtype`` is of what stays wide."""
         wide = DTYPE_BYTES[dtype]
         return round(self.linear * WEIGHT_BYTES.get(form, wide) + (self.parameters - self.linear) * wide)
 
-    def kept(self, tokens: int, dtype: str) -> int:
-        """Bytes of a KV cache of so many tokens."""
-        return tokens * self.cache * DTYPE_BYTES[dtype]
+    def kept(self, tokens: int, context: int, dtype: str) -> int:
+        """Bytes of a KV cache of so many tokens, of a model of this context."""
+        return held_positions(tokens, context) * self.cache * DTYPE_BYTES[dtype]
+
+    def read(self, dtype: str) -> int:
+        """Bytes of the largest part of a model that is read from its files at once: a layer, or a table."""
+        return DTYPE_BYTES[dtype] * max(self.layer, self.table)
+
+    def packing(self, form: str, dtype: str) -> int:
+        """Bytes beside those of the packed weights while one part after the other is packed: a layer as it
+        was read, the product that is made of it and what a form's rounding takes a weight, or the head."""
+        wide, rounding = DTYPE_BYTES[dtype], ROUNDING_BYTES.get(form, 0)
+        head = self.table * (wide + rounding) if form in PACKED else 0  # of other forms it stays as it is
+        product = wide + rounding if form in WEIGHT_BYTES else 0  # which a dense form keeps as it is
+        return max(self.layer * wide + self.largest * product, head)
 
 
 def size_of(config: Mapping[str, object]) -> Size | None:
@@ -74,6 +97,8 @@ def size_of(config: Mapping[str, object]) -> Size | None:
         return None
     if any("expert" in name and value for name, value in config.items()):
         return None
+    if layers < 1:
+        return None
     queries, keys = heads * head, kv_heads * head
     linear = layers * (hidden * (2 * queries + 2 * keys) + 3 * hidden * inner)
     kind = config.get("model_type")
@@ -84,31 +109,14 @@ def size_of(config: Mapping[str, object]) -> Size | None:
         small += 2 * head  # norms of queries and keys
     tied = config.get("tie_word_embeddings", kind in ("gemma", "gemma2", "gemma3_text"))
     rows = vocabulary * hidden * (1 if tied else 2)
-    return Size(parameters=linear + layers * small + hidden + rows, linear=linear, cache=2 * layers * keys)
-
-
-def needed_bytes(
-    config: Mapping[str, object],
-    form: str,
-    dtype: str,
-    context: int = CONTEXT,
-    parameters: int | None = None,
-) -> int | None:
-    """Bytes for a model's weights in ``form`` and a KV cache of ``context`` tokens (less where the model
-    holds fewer); without a configuration that can be counted, from ``parameters`` as if all were in linear
-    layers. None where neither is known. ``OVERHEAD`` comes to it once for a pair.
-    """
-    size = size_of(config)
-    if size is None:
-        return None if parameters is None else round(parameters * WEIGHT_BYTES.get(form, DTYPE_BYTES[dtype]))
-    return size.weights(form, dtype) + _cache_bytes(size, config, dtype, context)
-
-
-def _cache_bytes(size: Size, config: Mapping[str, object], dtype: str, context: int) -> int:
-    holds = config.get("max_position_embeddings")
-    if isinstance(holds, int) and holds > 0:
-        context = min(context, holds)
-    return size.kept(context, dtype)
+    return Size(
+        parameters=linear + layers * small + hidden + rows,
+        linear=linear,
+        cache=2 * layers * keys,
+        layer=linear // layers,
+        largest=hidden * max(queries + 2 * keys, 2 * inner),
+        table=vocabulary * hidden,
+    )
 
 
 def choose_dtype(asked: str, device: str, bytes_16bit: int | None) -> str:
@@ -127,20 +135,40 @@ def needed_to_load(
     config: Mapping[str, object],
     form: str,
     dtype: str,
+    device: str,
     parameters: int | None = None,
     stored_bytes: int | None = None,
+    by_layer: bool = True,
 ) -> int | None:
-    """The most bytes that a model takes, from loading to a conversation, as ``needed_bytes`` counts them.
+    """The most bytes that a model takes on "cpu" or "cuda", from loading to a conversation.
 
-    The project's own forms are packed from weights that are whole at first. ``stored_bytes`` is the size of
-    weights that come quantised and stay so. None where nothing is known of the model.
+    ``by_layer``: whether it is packed layer by layer (``core.models.by_layer``), or else the project's own
+    forms from weights that are whole at first. ``stored_bytes`` is the size of weights that come quantised
+    and stay so. None where nothing is known of the model.
     """
+    size = size_of(config)
+    if size is None:
+        if stored_bytes is not None or parameters is None:
+            return stored_bytes
+        forms = [form, "none"] if form in PACKED else [form]
+        return max(round(parameters * WEIGHT_BYTES.get(one, DTYPE_BYTES[dtype])) for one in forms)
+    weights = size.weights(form, dtype) if stored_bytes is None else stored_bytes
+    whole = weights + _conversation(size, config, form, dtype, device)
     if stored_bytes is not None:
-        size = size_of(config)
-        return stored_bytes + (_cache_bytes(size, config, dtype, CONTEXT) if size else 0)
-    forms = {form, "none"} if form in PACKED else {form}
-    sizes = [needed_bytes(config, one, dtype, parameters=parameters) for one in forms]
-    return None if None in sizes else max(sizes)
+        return whole
+    if by_layer:  # while nothing of OVERHEAD is in use yet
+        return max(whole, weights + size.packing(form, dtype) - OVERHEAD)
+    return max(whole, size.weights("none", dtype)) if form in PACKED else whole
+
+
+def _conversation(size: Size, config: Mapping[str, object], form: str, dtype: str, device: str) -> int:
+    """Bytes beside the weights: the cache of ``CONTEXT`` tokens (less where the model holds fewer) while it
+    grows to that, and the largest matrix where a form unpacks it for each pass over many rows."""
+    holds = config.get("max_position_embeddings")
+    holds = holds if isinstance(holds, int) and holds > 0 else CONTEXT
+    kept = size.kept(min(CONTEXT, holds), holds, "float32" if device == "cpu" else dtype)
+    unpacked = size.largest * DTYPE_BYTES["bfloat16"] if form == "nf4" else 0
+    return kept + -(-kept // PARTS) + unpacked
 
 
 def free_bytes(device: str) -> int | None:
@@ -191,6 +219,14 @@ def _left(folder: Path, limit: str, used: str) -> int | None:
         return max(int(most) - now + dropped, 0)
     except (OSError, ValueError):
         return None
+
+
+def release() -> None:
+    """Gives memory back that nobody needs any more, a card's too."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 @dataclass(frozen=True)

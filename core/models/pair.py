@@ -25,7 +25,7 @@ from core.models import Progress, distilled, silent, sizes
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import NAME, home
-from core.models.kv_cache import KEY_BLOCK
+from core.models.key_blocks import KEY_BLOCK
 from core.models.linear import evidence
 from core.models.linear.findings import Found
 from core.models.linear.forms import in_two, maker, needs_rotation

@@ -7,7 +7,7 @@ weights.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,10 @@ from core.models.sizes import sizes_of
 from core.models.spec import EMBEDDED, PairSpec, draft_folder, quantize_flag
 from core.models.transformers_decoder import check_class, context_length
 
-LEAN_FORMS = {"cpu": ("none", "int8", "int4", "nf4"), "cuda": ("none", "nf4")}  # of the lean decoder
+LEAN_FORMS = {  # of the lean decoder
+    "cpu": ("none", "int8", "int4", "nf4", "llm-int8"),
+    "cuda": ("none", "nf4", "llm-int8"),
+}
 LEAST_KNOWN = 10  # a tokenizer knows at least one of so many ids that its model has; the rest is padding
 
 
@@ -79,33 +82,57 @@ class Plan:
     @property
     def not_lean(self) -> str | None:
         """Why it runs through transformers' modules, in a few words; None for the lean decoder."""
-        found = self.checkpoint
         if self.stored_form:
             return "it comes already quantised"
         if self.form not in LEAN_FORMS[self.device]:
             return f"{self.form} is not among the lean forms"
-        whole = memory.needed_to_load(found.config, "none", self.dtype, found.parameters, None)
-        if self.form == "nf4" and (whole or 0) > (memory.free_bytes("cpu") or math.inf):
-            return "there is too little memory to read it whole before it is quantised"
         return lean_reason(self.config.to_dict())
 
     @property
     def need(self) -> memory.Need:
         """The most memory it takes on its device."""
+        return self._need(lean=self.not_lean is None)
+
+    @property
+    def need_whole(self) -> memory.Need:
+        """The same where transformers reads it after all, since its files are not as its config says."""
+        return self._need(lean=False)
+
+    def _need(self, lean: bool) -> memory.Need:
         found = self.checkpoint
         stored = found.weight_bytes if self.stored_form else None
-        size = memory.needed_to_load(found.config, self.form, self.dtype, found.parameters, stored)
-        if self.device == "cpu":
-            size = max(size or 0, self.unpacking.bytes)
-        smaller = None if self.form == "nf4" or found.quantized else f"{self.flag} nf4"
+        size = memory.needed_to_load(
+            found.config, self.form, self.dtype, self.device, found.parameters, stored, lean
+        )
+        if self.device == "cpu" and not lean:
+            size = max(size or 0, self._unpacked)
+        smaller = f"{self.flag} nf4" if self._can_be_smaller else None
         return memory.Need(self.name, self.stored_form or self.form, size or 0, smaller)
 
     @property
-    def unpacking(self) -> memory.Need:
-        """Of the processor's memory: a GGUF file is unpacked there to float32, wherever it is to run."""
+    def passing(self) -> memory.Need:
+        """Of the processor's memory, while a model is read that is to run on a card: a part of it at a time,
+        or all that transformers unpacks there to float32."""
         found = self.checkpoint
-        whole = memory.DTYPE_BYTES["float32"] * (found.parameters or 0) if found.kind == "gguf" else 0
-        return memory.Need(self.name, "unpacked", whole)
+        if self.not_lean is None:
+            size = memory.size_of(found.config)
+            bytes_ = 0 if size is None else size.read(self.dtype)
+        else:
+            bytes_ = self._unpacked
+        return memory.Need(self.name, "while it is read", bytes_)
+
+    @property
+    def _unpacked(self) -> int:
+        """Bytes of a GGUF file as transformers reads it, whatever its form."""
+        found = self.checkpoint
+        return memory.DTYPE_BYTES["float32"] * (found.parameters or 0) if found.kind == "gguf" else 0
+
+    @property
+    def _can_be_smaller(self) -> bool:
+        """Whether NF4 is to be had and would help."""
+        if self.form == "nf4" or self.stored_form:
+            return False
+        return self.checkpoint.kind != "gguf" or lean_reason(self.config.to_dict()) is None
 
 
 def dtype_word(dtype: torch.dtype) -> str:
@@ -131,6 +158,7 @@ def _plan(source: str, asked: str, draft: bool, device: str, dtype: str, say: Pr
     config = _config(checkpoint)
     bytes_16bit = None if checkpoint.parameters is None else 2 * checkpoint.parameters
     gguf = checkpoint.kind == "gguf"
+    whole = gguf and lean_reason(config.to_dict()) is not None
     prepared = None if gguf else checkpoint.quantized
     if prepared and asked != "auto":
         raise LoadError(
@@ -140,7 +168,7 @@ def _plan(source: str, asked: str, draft: bool, device: str, dtype: str, say: Pr
     if prepared:
         quantize.keep_rows_apart(config)
     sizes = sizes_of(config)
-    form = "none" if prepared else quantize.choose_form(asked, device, draft, bytes_16bit, gguf, sizes, say)
+    form = "none" if prepared else quantize.choose_form(asked, device, draft, bytes_16bit, whole, sizes, say)
     return Plan(
         checkpoint,
         config,
@@ -150,6 +178,15 @@ def _plan(source: str, asked: str, draft: bool, device: str, dtype: str, say: Pr
         form,
         memory.choose_dtype(dtype, device, bytes_16bit),
     )
+
+
+def check_memory(plans: Sequence[Plan]) -> None:
+    """Raises LoadError where there is too little memory for the models of a pair."""
+    device = plans[0].device
+    memory.check([plan.need for plan in plans], device)
+    for plan in plans:  # one after the other: nothing of the first is left there
+        if device == "cuda" and plan.passing.bytes:
+            memory.check([plan.passing], "cpu")
 
 
 def is_distilled(spec: PairSpec) -> bool:

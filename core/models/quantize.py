@@ -7,7 +7,8 @@
 - ``int8``, ``int4``: the project's products for a CPU (``core.models.linear``), by the kernel that evidence
   found right and fastest here; the head is always int8, as heads suffer most.
 
-A lean decoder is made of such products (``maker``); in a model of transformers they take the place of its
+A lean decoder is made of such products (``maker``), which
+are packed from weights of any kind of file; in a model of transformers they take the place of its
 own after it was loaded (``apply``), and bitsandbytes' are put in while it is read (``loading_config``). What
 really was quantised is counted after loading and said as it is (BQ-01). Knows nothing of where a model comes
 from or how it is read.
@@ -28,13 +29,22 @@ from core.models import Progress, card, silent
 from core.models.decoder import Decoder, Make
 from core.models.embedded import home
 from core.models.errors import LoadError
-from core.models.linear import DenseLinear, Int4Linear, Linear, Nf4Linear, evidence, forms
+from core.models.linear import (
+    DenseLinear,
+    Int4Linear,
+    Linear,
+    LlmInt8Linear,
+    Nf4Linear,
+    evidence,
+    forms,
+)
 from core.models.linear.findings import Sizes
 from core.models.memory import PACKED
 from core.models.sizes import EMBEDDED
 from core.models.spec import has_bitsandbytes, quantize_flag, settled_form
 
 BITSANDBYTES = {"nf4": "Linear4bit", "llm-int8": "Linear8bitLt"}  # form: bitsandbytes' class
+INT8_CARDS = (7, 5)  # from this compute capability on cards have the int8 products of bitsandbytes
 _SHOWN = {"llm-int8": "llm.int8"}  # where a reply's record has another name
 # On some processors bitsandbytes warns, while it is imported, that it found no kernel on the hub.
 _NO_KERNEL = "from kernels-community"
@@ -78,25 +88,27 @@ def choose_form(
     device: str,
     draft: bool,
     bytes_16bit: int | None,
-    gguf: bool = False,
+    whole: bool = False,
     sizes: Sizes = EMBEDDED,
     say: Progress = silent,
 ) -> str:
     """The form ("none", "int8", "int4", "nf4", "llm-int8") that ``asked`` (``spec.QUANTIZE``) means here.
 
-    ``bytes_16bit`` are the weights' in 16 bits, None where unknown; ``sizes`` those of the products, of which
-    evidence may have to be taken first. Raises LoadError for what cannot be had.
+    ``bytes_16bit`` are the weights' in 16 bits, None where unknown; ``whole`` says that they are a GGUF
+    file's and not for the lean decoder: transformers then unpacks the file and leaves it so. ``sizes`` are
+    those of the products, of which evidence may have to be taken first. Raises LoadError for what cannot be
+    had.
     """
     form, flag = settled_form(asked, device, draft, bytes_16bit), quantize_flag(draft)
     if asked == "auto":
-        impossible = gguf and form in BITSANDBYTES or form in PACKED and best_form(form, sizes, say) != form
+        impossible = whole and form in BITSANDBYTES or form in PACKED and best_form(form, sizes, say) != form
         return "none" if impossible else form
     if device == "cuda" and form == "int4":
         raise LoadError(f"int4 is Redline's own form for CPUs: on a CUDA card choose {flag} nf4.")
     if form in BITSANDBYTES:
-        if gguf:
+        if whole:
             raise LoadError(
-                f"A GGUF file cannot be loaded as {form}: choose {flag} none"
+                f"A GGUF file of this architecture cannot be loaded as {form}: choose {flag} none"
                 f"{'' if device == 'cuda' else ' or int8'}, or name the original model instead of the file."
             )
         if not has_bitsandbytes():
@@ -104,9 +116,23 @@ def choose_form(
                 f"{form} needs the package bitsandbytes: run `pip install bitsandbytes`, or choose "
                 f"{flag} none."
             )
+    if form == "llm-int8" and device == "cuda" and (less := _without_int8_products()) is not None:
+        raise LoadError(
+            f"LLM.int8 needs a card of compute capability {INT8_CARDS[0]}.{INT8_CARDS[1]} or newer, and this "
+            f"one has {less}: choose {flag} nf4."
+        )
     if form in PACKED and best_form(form, sizes, say) != form:
         raise LoadError(f"This processor has no fast {form} products: choose {flag} none or nf4.")
     return form
+
+
+def _without_int8_products() -> str | None:
+    """The compute capability of the card in use, where bitsandbytes has no int8 products for it. AMD's cards
+    count otherwise."""
+    if not torch.cuda.is_available() or torch.version.hip:
+        return None
+    found = torch.cuda.get_device_capability()
+    return None if found >= INT8_CARDS else ".".join(map(str, found))
 
 
 def best_form(family: str, sizes: Sizes = EMBEDDED, say: Progress = silent) -> str:
@@ -174,6 +200,8 @@ def maker(form: str, dtype: torch.dtype, head: bool = False, sizes: Sizes = EMBE
             return _packed("int8" if head else form, weight, sizes)
         if form == "nf4" and not head and Nf4Linear.takes(weight):
             return Nf4Linear(weight, nf4_dtype(dtype, weight.device.type))
+        if form == "llm-int8" and not head:
+            return LlmInt8Linear(weight)
         return DenseLinear(weight.to(dtype))
 
     return make

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
-from core.models.kv_cache import KEY_BLOCK
+from core.models.key_blocks import KEY_BLOCK
+from core.models.kv_cache import KVCache
 
 Mask = Callable[[int, int], torch.Tensor]  # of so many rows of a chain behind so many ids
 
@@ -60,15 +61,16 @@ class Walk:
         self._pieces = list(zip(begins, [*begins[1:], len(parents)], strict=True))
         self._steps: list[tuple] = []
 
-    def begin(self, buffer: torch.Tensor, new: torch.Tensor, asked: torch.Tensor, mask: Mask) -> None:
+    def begin(self, cache: KVCache, new: torch.Tensor, asked: torch.Tensor, mask: Mask) -> None:
         """Makes the views of a pass, which are the same in each layer but for what they hold.
 
-        ``buffer`` (layers, 2, positions, key heads, head size) is the cache's, in which there is room for all
-        rows; ``new`` (2, rows, key heads, head size) are a layer's keys and values and ``asked`` (key heads,
-        rows, queries of a key head, head size) its queries, both in the walk's ``order``.
+        ``cache`` has room for all rows; ``new`` (2, rows, key heads, head size) are a layer's keys and values
+        and ``asked`` (key heads, rows, queries of a key head, head size) its queries, both in the walk's
+        ``order``.
         """
         kv_heads, _, group, size = asked.shape
-        self._attended = torch.empty(len(self.order), group * kv_heads * size, dtype=buffer.dtype)
+        dtype = cache.parts[0].dtype
+        self._attended = torch.empty(len(self.order), group * kv_heads * size, dtype=dtype)
         self._steps = []
         masks: dict[tuple[int, int], torch.Tensor] = {}  # siblings have the same
         for first, end in self._pieces:
@@ -76,17 +78,15 @@ class Walk:
             if (rows, position) not in masks:
                 masks[rows, position] = mask(rows, position)
             seen_by = masks[rows, position]
-            query = torch.zeros(1, kv_heads, len(seen_by), size, dtype=buffer.dtype)
-            seen = buffer[:, :, None, : seen_by.shape[1]].transpose(3, 4)
+            query = torch.zeros(1, kv_heads, len(seen_by), size, dtype=dtype)
             self._steps.append(
                 (
-                    buffer[:, :, position : position + rows].unbind(),
+                    cache.of_layers(position, position + rows),
                     new[:, first:end],
                     query[0, :, : rows * group].view(kv_heads, rows, group, size),
                     asked[:, first:end],
                     query,
-                    seen[:, 0].unbind(),
-                    seen[:, 1].unbind(),
+                    *cache.seen(seen_by.shape[1]),
                     seen_by,
                     self._attended[first:end].view(rows * group, kv_heads, size),
                     rows * group,
@@ -95,7 +95,7 @@ class Walk:
 
     def attend(self, layer: int) -> torch.Tensor:
         """What the rows of a layer attend to, (rows, heads * head size): one query of each key head of
-        a position, then the next of each. The keys in the buffer are afterwards those of the last branch."""
+        a position, then the next of each. The keys in the cache are afterwards those of the last branch."""
         for place, new, asking, asked, query, keys, values, mask, out, queries in self._steps:
             place[layer].copy_(new)
             asking.copy_(asked)

@@ -97,6 +97,7 @@ def test_a_plot_out_of_sight_stays_out_of_a_resize(serve, tab):
     # Plotly rejects the resize of a hidden plot, within the frame: `tab` then fails this test.
     page.page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
 
+
 @pytest.mark.parametrize("text", [ANGLES, HOSTILE], ids=["angles", "hostile"])  # UI-01, UI-03
 def test_what_looks_like_html_is_shown_and_never_run(serve, tab, text):
     info = dataclasses.replace(PAIR, target="<img src=x onerror=alert(5)>${alert(6)}{{value}}")

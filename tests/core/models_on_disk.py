@@ -133,13 +133,14 @@ def _write(folder: Path, model, template: bool = True, generation=None) -> Path:
     return folder
 
 
-def write_gguf(file: Path, seed: int) -> Path:
-    """Writes a Llama as llama.cpp does: matrices in Q8_0, query and key rows in its rotary order."""
+def write_gguf(file: Path, seed: int, family: str = "llama", **changes) -> Path:
+    """Writes a Llama (query and key rows in its rotary order), Qwen2 or Qwen3 as llama.cpp does: matrices
+    in Q8_0."""
     import gguf
 
-    model = make_model("llama", seed)
+    model = make_model(family, seed, **changes)
     config, weights = model.config, model.state_dict()
-    writer = gguf.GGUFWriter(file, "llama")
+    writer = gguf.GGUFWriter(file, family)
     writer.add_name("tiny")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -147,24 +148,26 @@ def write_gguf(file: Path, seed: int) -> Path:
     writer.add_block_count(config.num_hidden_layers)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)
+    if family == "qwen3":
+        writer.add_key_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
     _add_tokenizer(writer, config.vocab_size)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config.num_hidden_layers)
     for name, tensor in weights.items():
         values = tensor.float().numpy()
         heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}.get(
             name.split(".")[-2]
         )
-        if heads:
+        if heads and family == "llama":
             rows, columns = values.shape
             values = (
                 values.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
             )
         kind = gguf.GGMLQuantizationType.Q8_0 if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         packed = gguf.quants.quantize(np.ascontiguousarray(values), kind)
-        writer.add_tensor(names.get_name(name, (".weight",)), packed, raw_dtype=kind)
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -1,6 +1,5 @@
 """What a pass reads is counted from the models themselves; how fast a machine reads is its best of a few."""
 
-
 import pytest
 import torch
 from torch import nn

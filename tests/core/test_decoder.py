@@ -15,7 +15,7 @@ from core.models.pair import Pair
 from core.models.rows import row_dependence
 from core.records import Fate, Settings
 from tests.core.models_on_disk import VOCABULARY, make_model
-from tests.core.tiny import as_decoder, tiny_llama
+from tests.core.tiny import as_decoder, held, tiny_llama
 from tests.core.toys import INFO, ToyTokenizer
 
 IDS = random.Random(0).choices(range(61), k=KEY_BLOCK + 30)
@@ -160,7 +160,7 @@ def test_a_prompt_read_in_parts_leaves_the_keys_of_one_reading(form):
         parted = decoder.new_cache()
         decoder.prefill(IDS[:cut], parted)
         decoder.prefill(IDS[cut:], parted)
-        assert torch.equal(parted.buffer[:, :, : len(IDS)], whole.buffer[:, :, : len(IDS)]), cut
+        assert torch.equal(held(parted, len(IDS)), held(whole, len(IDS))), cut
 
 
 def test_single_ids_leave_the_keys_of_a_prompt_or_near_them():
@@ -171,7 +171,7 @@ def test_single_ids_leave_the_keys_of_a_prompt_or_near_them():
         decoder.prefill(IDS[:260], whole)
         for id in IDS[:260]:
             decoder.forward([id], single)
-        one, other = (cache.buffer[:, :, :260].float() for cache in (whole, single))
+        one, other = (held(cache, 260).float() for cache in (whole, single))
         assert torch.equal(one, other) == ("+" not in form)
         assert (one - other).norm() < 0.1 * one.norm()
 
@@ -179,8 +179,8 @@ def test_single_ids_leave_the_keys_of_a_prompt_or_near_them():
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.bfloat16])
 def test_keys_are_in_the_dtype_that_was_asked_for(dtype):
     cache = as_decoder(tiny_llama(1, vocabulary=64), cache_dtype=dtype).new_cache()
-    assert cache.buffer.dtype == (dtype or torch.float32)
-    assert cache.features.dtype == torch.float32 and not cache.buffer.any()
+    assert held(cache).dtype == (dtype or torch.float32)
+    assert cache.features.dtype == torch.float32 and not held(cache).any()
 
 
 def test_a_cache_grows_and_forks(model):

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from tests.core.tiny import as_decoder, tiny_llama
+from tests.core.tiny import as_decoder, held, tiny_llama
 
 # Children of a row, the last read before the tree being -1: two branches, one of which forks again.
 PARENTS = [-1, 0, 0, 1, 2, 2, 5, 0]
@@ -74,7 +74,8 @@ def test_rows_of_a_tree_are_those_of_one_row_passes_bit_for_bit(start):
                 logits = [decoder.next_logits([ids[r]], alone) for r in branch(row, parents)]
                 assert found[row].equal(logits[-1]), (parents, row)
                 place, last = start + row, alone.length - 1
-                assert cache.buffer[:, :, place].equal(alone.buffer[:, :, last])
+                here, there = cache.of_layers(place, place + 1), alone.of_layers(last, last + 1)
+                assert all(mine.equal(its) for mine, its in zip(here, there, strict=True))
                 assert cache.features[place].equal(alone.features[last])
 
 
@@ -130,9 +131,7 @@ def test_a_kept_branch_is_as_if_it_had_been_read_alone(decoder, kept):
         decoder.prefill(prefix, alone := decoder.new_cache())
         decoder.logits([ids[row] for row in kept], alone)
         assert cache.length == alone.length == len(prefix) + len(kept)
-        assert torch.allclose(
-            cache.buffer[:, :, : cache.length], alone.buffer[:, :, : alone.length], atol=2e-5
-        )
+        assert torch.allclose(held(cache, cache.length), held(alone, alone.length), atol=2e-5)
         assert torch.allclose(cache.features[: cache.length], alone.features[: alone.length], atol=2e-5)
         assert torch.allclose(decoder.logits(after, cache), decoder.logits(after, alone), atol=2e-5)
 
@@ -162,7 +161,7 @@ def test_features_grow_fork_and_are_cropped_with_the_keys(decoder):
         decoder.prefill(ids[6:], copy)
         for one in (cache, copy):
             assert torch.allclose(one.features[:300], whole.features[:300], atol=2e-5)
-        assert cache.nbytes >= cache.buffer.nbytes + 300 * 2 * 32 * 4
+        assert cache.nbytes >= held(cache).nbytes + 300 * 2 * 32 * 4
     assert as_decoder(tiny_llama(0)).new_cache().features.numel() == 0
 
 

@@ -18,7 +18,6 @@ from core.models.memory import (
     choose_dtype,
     free_bytes,
     gigabytes,
-    needed_bytes,
     needed_to_load,
     size_of,
 )
@@ -38,7 +37,8 @@ PARAMETERS = LINEAR + 100 * 8 + 3 * 2 * 8 + 8
 
 
 def test_a_size_worked_out_by_hand():
-    assert size_of(CONFIG) == Size(PARAMETERS, LINEAR, cache=3 * 2 * 2 * 2)
+    sizes = dict(cache=3 * 2 * 2 * 2, layer=LINEAR // 3, largest=8 * 2 * 12, table=100 * 8)
+    assert size_of(CONFIG) == Size(PARAMETERS, LINEAR, **sizes)
     assert size_of(CONFIG | {"tie_word_embeddings": False}).parameters == PARAMETERS + 100 * 8
     assert size_of({"model_type": "both", "text_config": CONFIG}) == size_of(CONFIG)
     del (plain := dict(CONFIG))["num_key_value_heads"]
@@ -52,14 +52,15 @@ def test_a_size_worked_out_by_hand():
         {"model_type": "mamba", "hidden_size": 8},
         CONFIG | {"hidden_size": "many"},
         CONFIG | {"num_attention_heads": 0},
+        CONFIG | {"num_hidden_layers": 0},
         CONFIG | {"num_experts": 8},  # most of their weights are elsewhere
         CONFIG | {"num_local_experts": 8},
     ],
 )
 def test_what_cannot_be_counted_is_unknown(config):
     assert size_of(config) is None
-    assert needed_bytes(config, "nf4", "bfloat16") is None
-    assert needed_bytes(config, "none", "float32", parameters=1000) == 4000
+    assert needed_to_load(config, "nf4", "bfloat16", "cuda") is None
+    assert needed_to_load(config, "none", "float32", "cpu", parameters=1000) == 4000
 
 
 def test_a_quantised_form_shrinks_the_layers_alone():
@@ -73,21 +74,36 @@ def test_a_quantised_form_shrinks_the_layers_alone():
 
 def test_the_cache_is_counted_up_to_what_the_model_holds():
     size = size_of(CONFIG)
-    cache = CONTEXT * 24 * 2
-    assert needed_bytes(CONFIG, "nf4", "float16") == size.weights("nf4", "float16") + cache
-    short = needed_bytes(CONFIG | {"max_position_embeddings": 128}, "nf4", "float16")
-    assert short == size.weights("nf4", "float16") + 128 * 24 * 2
+    grown = CONTEXT * 24 * 2 * 5 // 4  # a quarter is held twice
+    unpacked = 2 * 8 * 2 * 12
+    need = needed_to_load(CONFIG, "nf4", "float16", "cuda")
+    assert need == size.weights("nf4", "float16") + grown + unpacked
+    short = needed_to_load(CONFIG | {"max_position_embeddings": 128}, "none", "float16", "cuda")
+    assert short == size.weights("none", "float16") + 256 * 24 * 2 * 5 // 4  # a block at least
+    # On a processor activations are float32 whatever the weights are.
+    assert needed_to_load(CONFIG, "none", "float16", "cpu") == size.weights("none", "float16") + 2 * grown
 
 
 def test_the_most_that_loading_takes():
-    """The project's forms are packed from whole weights; what comes quantised is as large as its files."""
-    whole = needed_bytes(CONFIG, "none", "float32")
-    assert needed_to_load(CONFIG, "int8", "float32") == needed_to_load(CONFIG, "int4", "float32") == whole
-    assert needed_to_load(CONFIG, "nf4", "float16") == needed_bytes(CONFIG, "nf4", "float16") < whole
-    assert needed_to_load(CONFIG, "none", "float16", stored_bytes=777) == 777 + CONTEXT * 24 * 2
-    assert needed_to_load({}, "none", "float16", 1000, stored_bytes=777) == 777
-    assert needed_to_load({}, "int8", "float16", 1000) == 2000
-    assert needed_to_load({}, "int8", "float16") is None
+    """A part at a time beside what is packed, or whole weights; what comes quantised is as its files."""
+    wide = CONFIG | {"intermediate_size": 10_000_000}
+    size, layer, gate_up = size_of(wide), 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 10**7, 2 * 8 * 10**7
+    for form, product in (("none", 0), ("llm-int8", 4 + 2), ("int8", 4 + 3), ("int4", 4 + 13)):
+        packing = 4 * layer + gate_up * product - OVERHEAD
+        assert needed_to_load(wide, form, "float32", "cuda") == size.weights(form, "float32") + packing
+    # A head that is packed too may be larger than a layer.
+    many = CONFIG | {"vocab_size": 100_000_000}
+    need = needed_to_load(many, "int8", "float32", "cpu")
+    assert need == size_of(many).weights("int8", "float32") + 8 * 10**8 * (4 + 3) - OVERHEAD
+    cache = CONTEXT * 24 * 4 * 5 // 4
+    assert needed_to_load(many, "none", "float32", "cpu") == size_of(many).weights("none", "float32") + cache
+    for form in ("int8", "int4"):
+        need = needed_to_load(wide, form, "float32", "cpu", by_layer=False)
+        assert need == size.weights("none", "float32") > size.weights(form, "float32") + cache
+    assert needed_to_load(CONFIG, "none", "float16", "cuda", stored_bytes=777) == 777 + cache // 2
+    assert needed_to_load({}, "none", "float16", "cpu", 1000, stored_bytes=777) == 777
+    assert needed_to_load({}, "int8", "float16", "cpu", 1000) == 2000
+    assert needed_to_load({}, "int8", "float16", "cpu") is None
 
 
 def test_dtype(monkeypatch):

@@ -51,7 +51,7 @@ def test_on_a_card(asked, size, draft, chosen):
 
 
 def test_auto_never_promises_what_cannot_be_had(monkeypatch):
-    assert choose_form("auto", "cuda", False, 14 * GB, gguf=True) == "none"
+    assert choose_form("auto", "cuda", False, 14 * GB, whole=True) == "none"
     monkeypatch.setattr(core_spec, "has_bitsandbytes", lambda: False)
     assert choose_form("auto", "cuda", False, 14 * GB) == "none"
     monkeypatch.setattr(quantize, "best_form", lambda form, *_: "float32")
@@ -65,10 +65,10 @@ def test_refusals(monkeypatch):
         choose_form("int4", "cuda", False, GB)
     with pytest.raises(LoadError, match="choose --draft-quantize nf4"):
         choose_form("int4", "cuda", True, GB)
-    with pytest.raises(LoadError, match="GGUF file cannot be loaded as nf4: choose --quantize none or int8"):
-        choose_form("nf4", "cpu", False, GB, gguf=True)
-    with pytest.raises(LoadError, match="GGUF file cannot be loaded as llm-int8: choose --quantize none,"):
-        choose_form("int8", "cuda", False, GB, gguf=True)
+    with pytest.raises(LoadError, match="cannot be loaded as nf4: choose --quantize none or int8"):
+        choose_form("nf4", "cpu", False, GB, whole=True)
+    with pytest.raises(LoadError, match="cannot be loaded as llm-int8: choose --quantize none,"):
+        choose_form("int8", "cuda", False, GB, whole=True)
     monkeypatch.setattr(quantize, "best_form", lambda form, *_: "bfloat16")
     with pytest.raises(LoadError, match="no fast int4 products"):
         choose_form("int4", "cpu", False, GB)

@@ -7,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from core.models import quantize
 from core.models.decoder import Decoder, DecoderShape
+from core.models.kv_cache import KVCache
 from core.models.linear.forms import maker
 
 
@@ -24,6 +25,11 @@ def tiny_llama(seed: int, *, vocabulary: int = 61, context: int = 300, layers: i
         attn_implementation="eager",
     )
     return LlamaForCausalLM(config).eval()
+
+
+def held(cache: KVCache, end: int | None = None) -> torch.Tensor:
+    """Its keys and values up to a position, (layers, 2, positions, kv_heads, head_size)."""
+    return torch.stack(cache.of_layers(0, cache.parts[0].shape[2] if end is None else end))
 
 
 def as_decoder(model: LlamaForCausalLM, form: str = "float32", **how) -> Decoder:

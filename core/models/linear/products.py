@@ -16,6 +16,8 @@ would).
   16 levels: every group of such a file holds its own minimum and maximum, so quantising the
   dequantised weights again finds the same levels. Its kernel takes as long for each of many rows as for
   one: for reading prompts it may keep the weights in another form, too.
+- ``llm-int8``: bitsandbytes' int8 weights and activations, each with a scale a row, products in int32
+  (Dettmers et al. 2022, arXiv:2208.07339, with no outliers apart).
 - ``nf4``: bitsandbytes' 4 bits with double quantisation and 16-bit activations (Dettmers et al. 2023,
   arXiv:2305.14314); fused kernels for few rows, on a card from bitsandbytes 0.50 on.
 
@@ -25,7 +27,7 @@ float64 product of those. Knows nothing of models, and not which form is fastest
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import torch
@@ -36,6 +38,7 @@ from core.models.linear.int8 import Kernel
 Scaled = tuple[torch.Tensor, torch.Tensor | None]
 _TINY = torch.tensor(1e-30)
 GROUP = 32  # inputs that share a scale in the int4 form, as in GGUF's Q4_1
+ROUNDED = 1 << 22  # weights that are rounded at a time
 MANY = 256  # rows of a product by dense weights: which kernel is chosen depends on them
 
 
@@ -127,9 +130,12 @@ class Int8Linear:
     @staticmethod
     def levels(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Levels -127..127 (out, in) int8 and scales (out,) float32."""
-        weight = weight.float()
-        scale = weight.abs().amax(1).clamp_min_(1e-30).div_(127)
-        return weight.div(scale[:, None]).round_().to(torch.int8), scale
+        levels, scale = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+        for rows in _some(weight):
+            part = weight[rows].float()
+            scale[rows] = part.abs().amax(1).clamp_min_(1e-30).div_(127)
+            levels[rows] = part.div(scale[rows][:, None]).round_()
+        return levels, scale
 
     @staticmethod
     def rounded(weight: torch.Tensor) -> torch.Tensor:
@@ -140,12 +146,23 @@ class Int8Linear:
 
 def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Levels 0..15 (out, in) int32, scale and minimum (out, in / 32) float32, by each group's range."""
-    out_features, in_features = weight.shape
-    groups = weight.float().view(out_features, in_features // GROUP, GROUP)
-    low, high = groups.amin(2), groups.amax(2)
-    scale = ((high - low) / 15).clamp_min(1e-30)
-    levels = ((groups - low[..., None]) / scale[..., None]).round_().clamp_(0, 15)
-    return levels.to(torch.int32).view(out_features, in_features), scale, low
+    levels = torch.empty(weight.shape, dtype=torch.int32)
+    scale, low = (torch.empty(len(weight), weight.shape[1] // GROUP) for _ in range(2))
+    for rows in _some(weight):
+        groups = weight[rows].float().unflatten(1, (-1, GROUP))
+        low[rows], high = groups.amin(2), groups.amax(2)
+        scale[rows] = ((high - low[rows]) / 15).clamp_min(1e-30)
+        rounded = ((groups - low[rows][..., None]) / scale[rows][..., None]).round_().clamp_(0, 15)
+        levels[rows] = rounded.flatten(1).to(torch.int32)
+    return levels, scale, low
+
+
+def _some(weight: torch.Tensor) -> Iterator[slice]:
+    """Rows of a matrix (out, in), a few at a time: rounding the head of a large vocabulary as a whole would
+    take gigabytes."""
+    step = max(1, ROUNDED // weight.shape[1])
+    for start in range(0, len(weight), step):
+        yield slice(start, start + step)
 
 
 class PaddedLinear(DenseLinear):
@@ -210,6 +227,29 @@ def _unpacked(levels: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> 
     """The weights (out, in) float32 of int4 levels."""
     groups = levels.view(*scale.shape, GROUP).float().sub_(8)
     return groups.mul_(scale.float()[..., None]).add_(zero.float()[..., None]).view(levels.shape)
+
+
+class LlmInt8Linear(_Whole):
+    """bitsandbytes' LLM.int8 of a weight (out, in) that is where it is to run, without outliers. Gives the
+    activations' dtype.
+
+    Levels of weights and of activations have a scale a row each, so no row sees another's; the sums are whole
+    numbers, and so the same however they are made.
+    """
+
+    form = "llm-int8"
+
+    def __init__(self, weight: torch.Tensor):
+        from bitsandbytes.functional import int8_vectorwise_quant
+
+        self.shape = tuple(weight.shape)
+        self.levels, self.scale, _ = int8_vectorwise_quant(weight.half())
+        self.round = int8_vectorwise_quant
+        self.product = torch.ops.bitsandbytes.int8_scaled_mm.default
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        levels, scale, _ = self.round(x.half())
+        return self.product(levels, self.levels, scale, self.scale, dtype=x.dtype)
 
 
 class Nf4Linear(_Whole):
