@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXACTNESS = ["tests/core/test_exactness.py", "tests/core/test_exactness_drafters.py"]
 EXACTNESS += ["tests/core/test_exactness_trees.py"]
 NAMES = "sampling tree batched drafters drafters_untrained reuse engine engine_trees decoder decoder_trees"
-NAMES += " history rows store"
+NAMES += " history rows store fake_card fake_pairs"
 TESTS = [f"tests/core/test_{name}.py" for name in NAMES.split()]
 
 
@@ -424,6 +424,25 @@ MUTANTS = [
         "usable.long().cumprod(0).sum(), draws",
         "usable.new_ones(k).long().sum(), draws",
     ),
+    Mutant(
+        "card: a tensor made on the CPU",
+        "drafters/eagle.py",
+        "torch.ones(target.shape.hidden, device=target.device)",
+        "torch.ones(target.shape.hidden)",
+    ),
+    Mutant("card: a dtype forced", "models/linear/products.py", "x.to(self.dtype)", "x.bfloat16()"),
+    Mutant(
+        "card: a copy too many",
+        "batched.py",
+        "sent = self._send([*unread",
+        "self._send([0.0])\n        sent = self._send([*unread",
+    ),
+    Mutant(
+        "card: a wait too many",
+        "batched.py",
+        'clock.mark("scored")',
+        'clock.mark("scored")\n        raw.amax().item()',
+    ),
 ]
 
 
@@ -453,7 +472,7 @@ def main(names: list[str]) -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for part in ("core", "tests", "data", "assets/draft", "pyproject.toml"):
+        for part in ("core", "tests", "data", "docs", "assets/draft", "pyproject.toml"):
             source = ROOT / part
             ignore = shutil.ignore_patterns("__pycache__", "*.db*")
             copy = shutil.copytree if source.is_dir() else shutil.copy

@@ -62,7 +62,7 @@ class EagleDrafter:
         scored = tensors["proj.weight"] * tensors["norm.weight"]
         self._model = Decoder.from_tensors(
             replace(target.shape, layers=layers),
-            {**tensors, "norm.weight": torch.ones(target.shape.hidden)},
+            {**tensors, "norm.weight": torch.ones(target.shape.hidden, device=target.device)},
             make,
             target.embedding,
             make_head(rows.float() @ scored),

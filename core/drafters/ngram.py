@@ -104,8 +104,12 @@ class NgramDrafter:
         state: Lookup,
         cache: Cache,
     ) -> list[Proposal]:
+        return chain_of(self.chain(ids, count, state))
+
+    def chain(self, ids: Sequence[int], count: int, state: Lookup) -> list[int]:
+        """The ids that ``draft`` proposes, each certain: known before anything runs."""
         state.read(ids)
-        return chain_of(state.continuation(count))
+        return state.continuation(count)
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Lookup) -> None:
         """Nothing: what is committed is read with the next draft."""

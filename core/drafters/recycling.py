@@ -94,6 +94,23 @@ class RecyclingDrafter:
             at, parent = candidates[0], first
         return proposals
 
+    def chain(self, ids: Sequence[int], count: int, state: Table) -> list[int]:
+        """The ids that ``draft`` proposes as a chain, each certain: known before anything runs."""
+        found: list[int] = []
+        at = ids[-1]
+        while len(found) < count and (known := state.successors.get(at)):
+            at = known[0]
+            found.append(at)
+        return found
+
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Table) -> None:
-        best = logits.topk(min(SUCCESSORS, logits.shape[-1])).indices.tolist()
-        state.successors.update(zip(ids, best, strict=True))
+        self.learn(ids, likeliest(logits).tolist(), state)
+
+    def learn(self, ids: Sequence[int], likeliest: Sequence[Sequence[int]], state: Table) -> None:
+        """``observe`` by what ``likeliest`` gives after each of ``ids``."""
+        state.successors.update(zip(ids, map(list, likeliest), strict=True))
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """The ids that a table keeps of rows of logits (n, vocabulary): (n, ``SUCCESSORS``), or fewer."""
+    return logits.topk(min(SUCCESSORS, logits.shape[-1])).indices

@@ -14,7 +14,10 @@ from core import batched, sampling
 from core.auto_k import Costs
 from core.batched import Batched, Lookahead
 from core.bench_synthetic import Watch
+from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
+from core.drafters.ngram import NgramDrafter
+from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
@@ -30,14 +33,14 @@ EXACT = ("id", "fate", "position", "index", "text", "u", "emitted_index")
 CLOSE = ("p", "q", "h", "overlap", "entropy_p", "entropy_q", "p_raw")
 
 
-def play(pair: Pair, settings: Settings, batched: bool):
-    generation = Engine(pair, batched=batched).generate(PROMPT, settings)
+def play(pair: Pair, settings: Settings, batched: bool, prompt=PROMPT):
+    generation = Engine(pair, batched=batched).generate(prompt, settings)
     return list(generation), generation.reply
 
 
-def assert_alike(pair: Pair, settings: Settings) -> list:
+def assert_alike(pair: Pair, settings: Settings, prompt=PROMPT) -> list:
     """That both ways give the same rounds, figures to 1e-6; returns the tokens."""
-    (ours, our_reply), (theirs, their_reply) = (play(pair, settings, way) for way in (True, False))
+    (ours, our_reply), (theirs, their_reply) = (play(pair, settings, way, prompt) for way in (True, False))
     assert (our_reply.token_ids, our_reply.error) == (their_reply.token_ids, their_reply.error)
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
@@ -93,6 +96,34 @@ def test_the_same_rounds_as_step_by_step(name, verifier):
         tokens = assert_alike(pair, dataclasses.replace(settings, seed=seed))
         fates.update(token.fate for token in tokens)
     assert {Fate.REJECTED, Fate.ACCEPTED, Fate.BONUS} <= fates.keys() or not settings.num_draft_tokens
+
+
+CERTAIN = {
+    "ngram": lambda own: NgramDrafter(64),
+    "recycling": lambda own: RecyclingDrafter(64),
+    "auto, else recycling": lambda own: AutoDrafter(RecyclingDrafter(64), 64),
+    "auto, else a model": lambda own: AutoDrafter(own, 64),
+}
+
+
+@pytest.mark.parametrize("verifier", ["token", "block"])
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("kind", CERTAIN)
+def test_drafts_that_are_known_before_a_round(kind, name, verifier):
+    """Nothing is drawn for them: their draws are those of the tests alone, as step by step."""
+    settings = dataclasses.replace(SETTINGS[name], verifier=verifier, max_new_tokens=24)
+    fates, drafters = Counter(), set()
+    for seed in range(3):
+        target = table(seed, 12, 2.5)
+        pair = toy_pair(target, near(target, seed + 50), eos=9 if seed == 2 else None)
+        pair.drafter = CERTAIN[kind](pair.drafter)
+        prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2]
+        tokens = assert_alike(pair, dataclasses.replace(settings, seed=seed), prompt)
+        fates.update(token.fate for token in tokens)
+        drafters |= {round_.drafter for round_ in play(pair, settings, True, prompt)[0]}
+    if settings.num_draft_tokens:
+        assert {Fate.REJECTED, Fate.ACCEPTED} & fates.keys()
+        assert "ngram" in drafters or kind == "recycling"
 
 
 @pytest.mark.parametrize("verifier", ["token", "block"])
@@ -334,3 +365,9 @@ def test_which_pairs_it_suits():
     toys.target.device = torch.device("cuda")  # and the draft is on the CPU
     assert not Batched.suits(toys)
     assert Batched.suits(dataclasses.replace(toys, drafter=None))
+    recycling = RecyclingDrafter(64)
+    for drafter in (NgramDrafter(64), recycling, AutoDrafter(recycling, 64)):
+        pair = dataclasses.replace(toys, drafter=drafter)
+        assert Batched.suits(pair) and not Batched.suits(pair, "typical")
+        assert Batched.suits(pair, tree_width=2) == (drafter.name == "ngram")
+    assert not Batched.suits(dataclasses.replace(toys, drafter=AutoDrafter(toys.drafter, 64)))

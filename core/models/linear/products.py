@@ -16,7 +16,7 @@ would).
   16 levels: every group of such a file holds its own minimum and maximum, so quantising the
   dequantised weights again finds the same levels. Its kernel takes as long for each of many rows as for
   one: for reading prompts it may keep the weights in another form, too.
-- ``nf4``: bitsandbytes' 4 bits with double quantisation and bfloat16 activations (Dettmers et al. 2023,
+- ``nf4``: bitsandbytes' 4 bits with double quantisation and 16-bit activations (Dettmers et al. 2023,
   arXiv:2305.14314); fused kernels for few rows, on a card from bitsandbytes 0.50 on.
 
 ``rounded`` of a form says which weights it holds: ``core.models.linear.checks`` holds its kernel against a
@@ -213,14 +213,15 @@ def _unpacked(levels: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> 
 
 
 class Nf4Linear(_Whole):
-    """bitsandbytes' NF4 of a weight (out, in) that is where it is to run. Gives bfloat16."""
+    """bitsandbytes' NF4 of a weight (out, in) that is where it is to run. Multiplies in ``dtype``, and gives
+    it."""
 
     form = "nf4"
 
-    def __init__(self, weight: torch.Tensor):
+    def __init__(self, weight: torch.Tensor, dtype: torch.dtype = torch.bfloat16):
         from bitsandbytes import functional, matmul_4bit
 
-        self.shape = tuple(weight.shape)
+        self.shape, self.dtype = tuple(weight.shape), dtype
         self.packed, self.state = functional.quantize_4bit(
             weight.contiguous(), compress_statistics=True, quant_type="nf4"
         )
@@ -230,7 +231,7 @@ class Nf4Linear(_Whole):
         self.product = matmul_4bit
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return self.product(x.bfloat16(), self.packed, self.state)
+        return self.product(x.to(self.dtype), self.packed, self.state)
 
     @staticmethod
     def takes(weight: torch.Tensor) -> bool:
