@@ -36,10 +36,15 @@ class Needs:
 
     def __str__(self) -> str:
         return (
-            f"about {gigabytes(self.disk)} of disk and {gigabytes(self.memory)} of memory, "
+            f"about {size(self.disk)} of disk and {size(self.memory)} of memory, "
             f"{spoken(self.reading_seconds)} to read the text with the target, and "
             f"{spoken(self.step_seconds)} a step"
         )
+
+
+def size(count: int) -> str:
+    """Bytes for people: in MB below one GB."""
+    return gigabytes(count) if count >= 10**9 else f"{count / 10**6:.1f} MB"
 
 
 def spoken(seconds: float) -> str:
@@ -66,8 +71,8 @@ def bytes_on_disk(draft: Draft, checkpoint: Path) -> int:
 
 def bytes_in_memory(draft: Draft, target: Target, head_ids: int, kinds: int, tokens: int) -> int:
     """The most that reading the text or a step takes, beside target and draft."""
-    shape, size = target.shape, target.embedding.element_size()
-    reading = IDS_AT_ONCE * (shape.hidden * (shape.layers + 1 + kinds) + 3 * target.inner) * size
+    shape, width = target.shape, target.embedding.element_size()
+    reading = IDS_AT_ONCE * (shape.hidden * (shape.layers + 1 + kinds) + 3 * target.inner) * width
     weights = 4 * sum(weight.numel() for weight in draft.parameters())
     rows = ROWS * (len(target.head) + 3 * head_ids) * 4
     depth = 3 + len(getattr(draft, "layers", ()))
@@ -85,7 +90,7 @@ def check_disk(folder: Path, needed: int) -> None:
     """Raises TrainingError where the disk of ``folder``, which need not be there yet, has less room."""
     if needed > (free := free_on_disk(folder)):
         raise TrainingError(
-            f"Training needs {gigabytes(needed)} in {folder}, and {gigabytes(free)} are free there: make "
+            f"Training needs {size(needed)} in {folder}, and {size(free)} are free there: make "
             "room, name a folder on another disk with --out, or give less text."
         )
 
@@ -101,7 +106,7 @@ def check_memory(device: str, needed: int) -> None:
     free = [value for value in (free_bytes(device), _left_of_limit() if device == "cpu" else None) if value]
     if free and needed > min(free):
         raise TrainingError(
-            f"Training needs about {gigabytes(needed)} of memory, and {gigabytes(min(free))} are free: close "
+            f"Training needs about {size(needed)} of memory, and {size(min(free))} are free: close "
             "what else uses it, or ask for fewer --tokens, --layers or --head-ids."
         )
 

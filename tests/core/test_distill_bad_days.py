@@ -289,7 +289,7 @@ def test_nx_10_a_small_disk_is_told_before_anything_is_read(tmp_path, monkeypatc
     monkeypatch.setattr("core.distill.run.features", None)  # not reached
     with pytest.raises(TrainingError) as caught:
         distill(target, tokenizer(), corpus, None, Recipe("medusa", 0, 40), PLAN, tmp_path / "out", "", "")
-    assert str(caught.value).startswith("Training needs ") and "0.00 GB are free there" in str(caught.value)
+    assert str(caught.value).startswith("Training needs ") and "0.0 MB are free there" in str(caught.value)
     assert not (tmp_path / "out").exists()
 
 
@@ -319,7 +319,7 @@ def test_nx_10_what_is_asked_for_is_what_is_written(tmp_path):
 
 def test_nx_10_too_little_memory_is_told_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(needs, "free_bytes", lambda device: 10**5)
-    with pytest.raises(TrainingError, match=r"about .* of memory, and 0\.00 GB are free: .*fewer --tokens"):
+    with pytest.raises(TrainingError, match=r"about .* of memory, and 0\.1 MB are free: .*fewer --tokens"):
         distill(
             toy_target(),
             tokenizer(),
