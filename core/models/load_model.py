@@ -15,7 +15,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from core.models import Progress, quantize
+from core.models import Progress, quantize, rotary
 from core.models.decoder import Decoder
 from core.models.errors import LoadError, first_line, is_out_of_memory
 from core.models.plan import Plan, where_from
@@ -40,6 +40,7 @@ def load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
             reason = "its scores came out otherwise"
         log.info("%s runs through transformers' modules: %s", plan.name, reason)
         model = _read(plan)
+        _check_rotary(plan, model)
         quantize.apply(model, plan.form)
         decoder = TransformersDecoder(model)
         say(f"Checking that {plan.name} can take drafts back", None)
@@ -61,6 +62,7 @@ def _lean(plan: Plan) -> Decoder | None:
     first, others, strange = (ids_below(size, count, count) for count in (5, 4, 6))
     whole = whole_pass(model, first + others)[len(first) :]  # before its weights are taken out of it
     dtype = getattr(torch, plan.dtype)
+    _check_rotary(plan, model)
     decoder = Decoder.from_model(
         model,
         quantize.maker(plan.form, dtype),
@@ -75,10 +77,33 @@ def _lean(plan: Plan) -> Decoder | None:
     # Rounding is large in 16 bits, and after quantisation the difference is the form's own too: measured
     # against what another beginning would have made of it.
     found, other = difference(after(first), whole), difference(after(strange), whole)
+    meant = _meant(plan)
+    if meant is not None and (fault := rotary.table_fault(meant, decoder.rotations[:, 0])) is not None:
+        log.warning("The lean decoder turns the positions of %s otherwise than meant: %s", plan.name, fault)
+        return None
     if found <= max(ROUNDING, other / 2 if plan.form == "none" else other):
         return decoder
     log.warning("The lean decoder scores %s otherwise than transformers: by %.1e", plan.name, found)
     return None
+
+
+def _meant(plan: Plan) -> rotary.Rotary | None:
+    """The rotary embedding by the files' own words, read here once more; None where that is not known."""
+    found = plan.checkpoint
+    if found.kind == "gguf":
+        return found.rotary
+    return rotary.of_config(found.config, getattr(type(plan.config), "default_theta", 10000.0))
+
+
+def _check_rotary(plan: Plan, model) -> None:
+    """Raises LoadError where transformers turns a GGUF file's positions otherwise than the file says: it
+    knows few of the ways in which such files are written, and passes over the others without a word."""
+    meant = plan.checkpoint.rotary
+    if meant is not None and (fault := rotary.module_fault(meant, model)) is not None:
+        raise LoadError(
+            f"The rotary embedding of {plan.name} would not be run as its file says ({fault}): use the same "
+            "model in safetensors."
+        )
 
 
 def _place(device: str) -> torch.device:
@@ -92,7 +117,7 @@ def _read(plan: Plan):
         dtype=getattr(torch, plan.dtype), device_map=where, output_loading_info=True
     )
     if plan.checkpoint.kind == "gguf":
-        how |= dict(quantization_config=transformers.GgufConfig(dequantize=True))
+        how |= dict(quantization_config=transformers.GgufConfig(dequantize=True), config=plan.config)
     else:
         how |= dict(use_safetensors=True)
         if plan.stored_form:
