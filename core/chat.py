@@ -233,8 +233,9 @@ class _Writer:
         return text, given, (SYSTEM_MERGED,)
 
     def _arrived(self, turns: list[dict[str, str]], header: bool = True) -> tuple[str, list[dict]]:
-        """The template's text with the last turn in it, and the turns as it was given them: as texts, or where
-        that does not arrive, as parts. Raises PromptError where it refuses them or leaves the last out."""
+        """The template's text with the last turn in it, and the turns as it was given them: as texts, or
+        where that does not arrive, as parts. Raises PromptError where it refuses them or leaves the last
+        out."""
         refused = None
         try:
             text = self._render(turns, header)
@@ -250,8 +251,8 @@ class _Writer:
         except PromptError:
             pass
         raise refused or PromptError(
-            "The model's chat template leaves the question out; please begin a new conversation or load another"
-            " model."
+            "The model's chat template leaves the question out; please begin a new conversation or load"
+            " another model."
         )
 
     def _texts_where_taken(

@@ -64,7 +64,8 @@ def lean_reason(config: Mapping) -> str | None:
     fixed = kind == "longrope" and (
         rope.get("original_max_position_embeddings", 0) >= config["max_position_embeddings"]
     )
-    if nested or (kind not in FIXED_ROPES and not fixed) or rope.get("partial_rotary_factor", 1) not in (None, 1):
+    partial = rope.get("partial_rotary_factor", 1) not in (None, 1)
+    if nested or partial or (kind not in FIXED_ROPES and not fixed):
         return f"its rotary embedding ({'one a kind of layer' if nested else kind}) is another"
     return None
 

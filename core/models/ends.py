@@ -11,8 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from core.chat import closing_ids
 from core.text import end_token_ids
 
-# What llama.cpp takes for the end of a generation by its text, whatever the file's keys say (src/llama-vocab.cpp,
-# ``special_eog_ids``): ends of turns, messages and texts, and the marks of code infilling behind which a file ends.
+# What llama.cpp takes for the end of a generation by its text, whatever the file's keys say
+# (src/llama-vocab.cpp, ``special_eog_ids``): ends of turns, messages and texts, and the marks of code
+# infilling behind which a file ends.
 _TEXTS = frozenset(
     """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <|flush|> <|calls|> <end_of_turn> <|endoftext|> </s>
     <|eom_id|> <EOT> _<EOT> [EOT] [EOS] <|end_of_text|> <end_of_utterance> <eos> <turn|> <|tool_response>

@@ -120,5 +120,6 @@ def _rotary(path: Path, reader, said: dict, config: dict) -> rotary.Rotary | Non
         return rotary.of_gguf(said, architecture, factors, config)
     except rotary.UnknownRotary as error:
         raise LoadError(
-            f"{path.name} turns positions by {error}, which Redline cannot: use the same model in safetensors."
+            f"{path.name} turns positions by {error}, which Redline cannot: use the same model in "
+            "safetensors."
         ) from error

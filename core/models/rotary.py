@@ -172,7 +172,10 @@ def of_gguf(said: Mapping, architecture: str, tensors: Mapping[str, list[float]]
     known |= {f"yarn_{name}" for name in ("ext_factor", "attn_factor", "beta_fast", "beta_slow")}
     if strange := sorted(scaling.keys() - known - {"yarn_log_multiplier"}):
         raise UnknownRotary(f"{start}scaling.{strange[0]}")
-    kind, factor = scaling.get("type", "linear"), float(scaling.get("factor") or rope.get("scale_linear") or 1)
+    kind, factor = (
+        scaling.get("type", "linear"),
+        float(scaling.get("factor") or rope.get("scale_linear") or 1),
+    )
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnknownRotary(f"scaling of the type {kind!r}")
     factors, long, short = (tensors.get(name) for name in (FACTORS, LONG, SHORT))

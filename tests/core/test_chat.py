@@ -200,14 +200,19 @@ def test_any_other_fault_of_a_template_is_one_sentence(template):
 # --- What arrived (NX-07) ----------------------------------------------------------------------------------
 
 PARTS = (  # wants a list of parts: a text has none
-    "{% for m in messages %}<{{ m.role }}>{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}"
-    "{% endfor %}</s>{% endfor %}<assistant>"
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}</s>{% endfor %}"
+    "<assistant>"
 )
 PARTS_OF_QUESTIONS = (  # answers as text, questions as parts
     "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{{ m.content }}{% else %}"
-    "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endif %}</s>{% endfor %}"
+    "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endif %}</s>"
+    "{% endfor %}"
 )
-DROPS_SYSTEM = "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</s>{% endif %}{% endfor %}"
+DROPS_SYSTEM = (
+    "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</s>{% endif %}"
+    "{% endfor %}"
+)
 
 
 def test_nx_07_a_template_that_wants_parts_gets_them():
@@ -235,7 +240,9 @@ def test_nx_07_whether_a_system_prompt_arrived_is_not_a_matter_of_its_words(syst
 
 
 def test_nx_07_parts_and_a_system_prompt_that_is_left_out():
-    tokenizer = byte_tokenizer(PARTS.replace("<{{ m.role }}>", "{% if m.role == 'system' %}{% continue %}{% endif %}<u>"))
+    tokenizer = byte_tokenizer(
+        PARTS.replace("<{{ m.role }}>", "{% if m.role == 'system' %}{% continue %}{% endif %}<u>")
+    )
     prompt = fit_chat(tokenizer, [system("Be brief"), user("Be brief or long?")], ROOM)
     assert prompt.notes == (SYSTEM_MERGED,)
     assert tokenizer.decode(prompt.ids) == "<u>Be brief\n\nBe brief or long?</s><assistant>"
@@ -246,7 +253,11 @@ def test_nx_07_parts_and_a_system_prompt_that_is_left_out():
     [
         ("{{ messages | length }} questions", [user("Hi")], "the question"),
         ("{{ messages[0].content }}", [user("Hi"), assistant("Hello"), user("More")], "the question"),
-        ("{{ messages[-1].content }}", [system("S"), user("Hi"), assistant("Hello"), user("More")], "the system"),
+        (
+            "{{ messages[-1].content }}",
+            [system("S"), user("Hi"), assistant("Hello"), user("More")],
+            "the system",
+        ),
     ],
 )
 def test_nx_07_what_arrives_in_no_way_is_refused(template, chat, what):
