@@ -184,8 +184,7 @@ class _Writer:
 
     def sizes(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """About how many ids each message takes."""
-        texts = [clean_text(message["content"]) for message in messages]
-        return [len(ids) + _BESIDE for ids in self._tokenizer(texts, add_special_tokens=False)["input_ids"]]
+        return [len(self._ids(clean_text(message["content"]))) + _BESIDE for message in messages]
 
     def behind_an_answer(self, turns: list[dict[str, str]]) -> str:
         """What the template writes between an answer and ``turns``, and those; "" where that is not known."""

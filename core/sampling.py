@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.records import Fate, Settings
+from core.records import Fate, Settings, zero_if_tiny
 
 TOP = 10  # how many of the most likely ids a record keeps
 _NUCLEUS_GUESS = 256  # top-p looks at this many ids first: a full sort of a vocabulary costs milliseconds
@@ -100,11 +100,12 @@ def distribution(
     The order is that of ``transformers``. ``top_k`` 0 is off and larger than n is n; top-p keeps the
     most likely ids up to and including the one that reaches ``top_p``, so at least one; min-p keeps
     the ids with at least ``min_p`` times the probability of the most likely one. ``ids`` names the
-    columns where they are not 0..n-1. Raises BadLogitsError.
+    columns where they are not 0..n-1. A temperature that float32 cannot divide by is 0 (``zero_if_tiny``).
+    Raises BadLogitsError.
     """
     logits = logits.float()
     first = peak(logits)
-    if temperature == 0 or top_k == 1:
+    if zero_if_tiny(temperature) == 0 or top_k == 1:
         return Distribution(torch.ones(1), torch.tensor([first]) if ids is None else ids[first : first + 1])
     # Subtracting the maximum first keeps tiny temperatures finite; at 1 softmax does so itself.
     scaled = logits if temperature == 1 else (logits - logits[first]).div_(temperature)
