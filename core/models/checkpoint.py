@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core.models import Progress, hub, silent
-from core.models.embedded import NAME, prepare_embedded, target_fingerprint
+from core.models.embedded import NAME, checked_fingerprint, prepare_embedded
 from core.models.errors import LoadError
 from core.models.gguf_header import read_header
 from core.models.memory import gigabytes, size_of
@@ -368,7 +368,7 @@ def fingerprint(checkpoint: Checkpoint, progress: Progress = silent) -> str:
     change, so that a changed file gives another fingerprint. Raises LoadError.
     """
     if checkpoint.kind == "embedded":
-        return target_fingerprint(checkpoint.folder)
+        return checked_fingerprint(checkpoint.folder, progress)
     return combined(
         [file.sha256 or sha256(checkpoint.folder / file.name, progress) for file in checkpoint.weights]
     )
