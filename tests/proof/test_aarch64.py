@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -43,7 +44,7 @@ TORCH = "torch==2.10.0"
 # With what they import, since pip reads the conditions of dependencies as of the machine it runs on.
 WHEELS = """
     transformers tokenizers safetensors huggingface_hub numpy filelock typing_extensions sympy mpmath networkx
-    jinja2 markupsafe regex packaging pyyaml fsspec tqdm httpx2 httpcore2 anyio h11 idna truststore
+    jinja2 markupsafe regex packaging pyyaml fsspec tqdm httpx2 httpcore2 anyio h11 idna truststore psutil
 """.split()
 # Arm's Neoverse N1 (2019): what most 64-bit ARM processors have. It knows no bfloat16, which qemu plays so
 # slowly that a product takes seconds.
@@ -133,7 +134,9 @@ class Arm:
             unpacked = once(folder / "qemu", packages(ours, ["qemu-user-static"]))
             self.qemu = str(unpacked / "usr" / "bin" / "qemu-aarch64-static")
         self.system = once(folder / "system", packages("arm64", SYSTEM))
-        self.wheels = once(folder / "wheels", wheels)
+        # A list that changed is another folder: what is kept from before lacks something.
+        asked = zlib.crc32(" ".join((TORCH, *WHEELS)).encode())
+        self.wheels = once(folder / f"wheels-{asked:08x}", wheels)
 
     def run(self, *arguments: str, **variables: str) -> str:
         """What Python printed, run from the checkout. What it tells meanwhile is shown by ``pytest -s``."""
