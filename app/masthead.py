@@ -49,6 +49,11 @@ def loading_strip(state: LoadingState) -> str:
     if not state.loading:
         kind = "failed" if state.failed else "idle"
         return f"<div class='loading {kind}' role='alert'>{sentence}{goes_on}</div>"
-    value = "" if state.fraction is None else f" value='{min(max(state.fraction, 0), 1):.3f}'"
+    return progress_strip(state.sentence, state.fraction, goes_on)
+
+
+def progress_strip(sentence: str, fraction: float | None, below: str = "") -> str:
+    """What is being done, and a bar, which only moves where ``fraction`` is None; ``below`` is HTML."""
+    value = "" if fraction is None else f" value='{min(max(fraction, 0), 1):.3f}'"
     bar = f"<progress max='1'{value}></progress>"
-    return f"<div class='loading busy' role='status'>{sentence}{bar}{goes_on}</div>"
+    return f"<div class='loading busy' role='status'><p>{as_html(sentence)}</p>{bar}{below}</div>"

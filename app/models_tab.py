@@ -8,7 +8,8 @@ the tab only tells. Names, licences and sentences come from strangers' files: al
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import gradio as gr
 
@@ -17,10 +18,12 @@ from app.conversation import Desk
 from app.display import as_html
 from app.events import AT_ONCE, PRIVATE
 from app.loading import LoadingRefused, LoadingState
-from app.masthead import loading_strip, precision
+from app.masthead import loading_strip, precision, progress_strip
 from app.products_view import products
+from app.watching import watched
 from core.auto_k import MOST, AutoK, Costs
 from core.drafters.names import title as drafter_title
+from core.models import Progress
 from core.models.catalogue import CATALOGUE, Entry
 from core.models.checkpoint import Checkpoint
 from core.models.embedded import NAME
@@ -71,6 +74,7 @@ class ModelsTab:
             with gr.Column(elem_id="models-runs", min_width=320, scale=1):
                 gr.HTML("<h2 class='margin-title'>What runs</h2>", apply_default_css=False)
                 self.runs = gr.HTML("", elem_id="runs", apply_default_css=False)
+                self.measuring = gr.HTML("", elem_id="measuring", apply_default_css=False)
                 with gr.Row(elem_id="runs-actions", visible=self.may_choose):
                     self.measure = gr.Button(
                         "Measure again", size="sm", interactive=False, elem_id="measure", min_width=84
@@ -150,7 +154,7 @@ class ModelsTab:
             self.load.click(self.ask, chosen, asked, **PRIVATE),
             self.yes.click(self.agree, self.doomed, asked, **AT_ONCE),
             self.unload.click(self.give_up, None, None, **PRIVATE),
-            self.measure.click(self.measure_again, None, None, **PRIVATE),
+            self.measure.click(self.measure_again, None, [self.measuring, self.measure], **PRIVATE),
         ]
 
     # ------------------------------------------------------------------ what is shown
@@ -252,28 +256,41 @@ class ModelsTab:
             return failure(str(error))
         return loading_strip(self.desk.loading)
 
-    def measure_again(self) -> None:
-        """Look at the products anew and time the passes of the pair that runs, unless a reply is being
-        written with it."""
+    def measure_again(self) -> Iterator[dict]:
+        """Look at the products anew and time the passes of the pair that runs, saying how far that is, unless
+        a reply is being written with it."""
         state = self.desk.loader.state
         if not self.may_choose or not can_measure(state):
             return
+        said: list[tuple[Callable[[str], None], str]] = []
+        for sentence, fraction in watched(lambda say: self._measure(state.engine, say, said)):
+            yield {
+                self.measuring: progress_strip(sentence, fraction),
+                self.measure: gr.update(interactive=False),
+            }
+        for tell, sentence in said:
+            tell(sentence)
+        yield {self.measuring: "", self.measure: gr.update(interactive=can_measure(self.desk.loader.state))}
+
+    def _measure(self, engine: Any, say: Progress, said: list[tuple[Callable[[str], None], str]]) -> None:
+        """``said`` gets what is to be told at the end: only the event itself can tell."""
         from core import calibration  # imports torch
         from core.models.pair import look_again
 
-        with state.engine.idle() as free:
+        with engine.idle() as free:
             if not free:
-                gr.Warning(WRITING)
+                said.append((gr.Warning, WRITING))
                 return
             try:
-                if (said := look_again(state.engine.pair)) is not None:
-                    gr.Info(said)
-                state.engine.pair.costs = calibration.measure_again(state.engine.pair)
+                say(calibration.MEASURING, None)
+                if (sentence := look_again(engine.pair, say)) is not None:
+                    said.append((gr.Info, sentence))
+                engine.pair.costs = calibration.measure_again(engine.pair, say)
             except Exception as error:  # whatever it is, the pair goes on with what it had
                 log.exception("Measuring failed")
-                gr.Warning(f"The passes could not be measured ({type(error).__name__}: {error}).")
-                return
-        self.desk.loader.renew()
+                sentence = f"The passes could not be measured ({type(error).__name__}: {error})."
+                said.append((gr.Warning, sentence))
+        self.desk.loader.renew()  # also after a failure: the products may have been looked at before it
 
     def give_up(self) -> None:
         if not self.may_choose:

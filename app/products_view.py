@@ -1,6 +1,6 @@
 """The evidence on products as a table: which form was right on this machine, how quick, and what it runs.
 
-Knows ``core.models.linear.evidence.Found`` and HTML; nothing of Gradio. Everything that is not a number is
+Knows ``core.models.linear.findings.Found`` and HTML; nothing of Gradio. Everything that is not a number is
 shown as inert text, for verdicts hold what libraries say.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from app.display import as_html
 
 if TYPE_CHECKING:
-    from core.models.linear.evidence import Evidence, Found
+    from core.models.linear.findings import Evidence, Found
 
 ROLES = (("layers", "layers"), ("head", "head"), ("draft", "drafts"))
 
@@ -20,7 +20,7 @@ def products(found: Found | None) -> str:
     """A section that opens; "" where nothing was looked for."""
     if found is None:
         return ""
-    from core.models.linear.evidence import DISTURBED, ROWS  # with torch, which the page does not wait for
+    from core.models.linear.findings import DISTURBED, ROWS  # with torch, which the page does not wait for
 
     head = "".join(f"<th scope='col'>{rows} {'row' if rows == 1 else 'rows'}</th>" for rows in ROWS)
     lines = "".join(_line(entry, found) for entry in found.table)

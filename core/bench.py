@@ -58,6 +58,7 @@ from core.chat import encode_chat
 from core.engine import Engine
 from core.models import Progress
 from core.models.errors import LoadError
+from core.models.heartbeat import heard
 from core.models.load import load_pair
 from core.models.pair import Pair
 from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
@@ -187,14 +188,13 @@ def bench(options: Options, pair: Pair, spec: PairSpec, say: Progress) -> Report
     ways = tuple(options.ways) if pair.drafter else ()  # without a draft every way is plain
     if any(way.auto for way in ways):
         say("Measuring what passes cost", None)  # anew: what is kept may be of a busier moment
-        pair = dataclasses.replace(pair, costs=measure_again(pair))
+        pair = dataclasses.replace(pair, costs=measure_again(pair, say))
     engine = Engine(pair, cache_bytes=0)  # every prompt is read anew, as the peers read it
     runs = {way.name: redline(engine, way) for way in (Way(0), *ways)}
     context = max(len(ids) for _, ids in prompts) + options.max_new_tokens + MAX_DRAFT_TOKENS
     others, notes = peer_runs(options.against, pair, spec, context, say)
-    say("Warming up", None)
-    warm_up(runs, prompts[0], options)
-    others, failed = usable(others, prompts[0], options)
+    warm_up(runs, prompts[0], options, say)
+    others, failed = usable(others, prompts[0], options, say)
     samples = measure(runs | others, prompts, options, say)
     say("Timing single passes", None)
     max_rows = max(FEWEST_ROWS_TIMED, *(way.k + 1 for way in ways), 1)
@@ -244,13 +244,13 @@ def main(
     use_utf8()
     if given.synthetic:
         return bench_synthetic.run("cuda", json=given.json)
-    say = progress_printer(sys.stderr)
     try:
         options = parse_options(given)
         spec = pair_spec(given, os.environ) or embedded_spec()
         check_installed(options.against)
-        report = bench(options, load(spec, say), spec, say)
-        say("", None)
+        with heard(progress_printer(sys.stderr)) as say:
+            report = bench(options, load(spec, say), spec, say)
+            say("", None)
     except (BenchError, SettingsError, SpecError, LoadError) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2

@@ -145,11 +145,12 @@ def peer_runs(
     if LLAMA in peers:
         from core import bench_llama
 
-        say("Reading the same weights with llama.cpp", None)
+        say("Trying whether llama.cpp runs here", None)
         file = bench_llama.model_file(spec.target)
         if fault := bench_llama.fault(file, pair.info.device):
             notes.append(fault)
         for name, lookup in () if fault else ((LLAMA, False), (f"{LLAMA}, lookup", True)):
+            say("Reading the same weights with llama.cpp", None)
             model = bench_llama.open_model(file, context, pair.info.device, lookup)
             runs[name] = peer(functools.partial(bench_llama.generate, model), pair.end_ids)
     if FLASHSPEC in peers and draft:
@@ -162,19 +163,22 @@ def peer_runs(
     return runs, notes
 
 
-def warm_up(runs: dict[str, Run], asked: Asked, options: Options) -> None:
+def warm_up(runs: dict[str, Run], asked: Asked, options: Options, say: Progress) -> None:
     """A few tokens in every way at every temperature."""
-    for run in runs.values():
+    for how, run in runs.items():
+        say(f"Warming up: {how}", None)
         for temperature in options.temperatures:
             run(*asked, temperature, min(WARM_UP_TOKENS, options.max_new_tokens), 0)
 
 
-def usable(runs: dict[str, Run], asked: Asked, options: Options) -> tuple[dict[str, Run], list[str]]:
+def usable(
+    runs: dict[str, Run], asked: Asked, options: Options, say: Progress
+) -> tuple[dict[str, Run], list[str]]:
     """The peers that get through their warm-up, and a sentence for each one that fails: it ends no bench."""
     good, notes = {}, []
     for name, run in runs.items():
         try:
-            warm_up({name: run}, asked, options)
+            warm_up({name: run}, asked, options, say)
         except Exception as error:
             log.info("%s failed", name, exc_info=True)
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -190,8 +194,10 @@ def measure(runs: dict[str, Run], prompts: Sequence[Asked], options: Options, sa
     steps = [(t, p, ids) for t in options.temperatures for p, ids in prompts]
     for repeat in range(1, options.repeats + 1):
         for number, (temperature, prompt, ids) in enumerate(steps):
-            say("Measuring replies", ((repeat - 1) * len(steps) + number) / (options.repeats * len(steps)))
-            for how, run in runs.items():
+            before = (repeat - 1) * len(steps) + number
+            for turn, (how, run) in enumerate(runs.items()):
+                done = (before + turn / len(runs)) / (options.repeats * len(steps))
+                say(f"Measuring replies: {how}", done)
                 sample = run(prompt, ids, temperature, options.max_new_tokens, repeat)
                 samples.setdefault(Case(prompt.domain, temperature, how), []).append(sample)
     return dict(sorted(samples.items(), key=lambda item: DOMAINS.index(item[0].domain)))

@@ -44,7 +44,7 @@ from core.metrics import expected_tokens
 from core.models import rows as row_test
 from core.models.decoder import Decoder
 from core.models.errors import is_out_of_memory
-from core.models.linear.evidence import product_dependence
+from core.models.linear.checks import product_dependence
 from core.models.linear.forms import maker
 from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder

@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from core.distill.__main__ import HELD_OUT
 from core.distill.corpus import FENCE, Chat, Corpus
 from core.drafters.base import Drafter
-from core.models import distilled
+from core.models import distilled, sizes
 from core.models.base import Scorer
 from core.models.draft_file import KINDS
 from core.models.embedded import DRAFTS, NAME, home, prepare_embedded
@@ -149,7 +149,7 @@ def main() -> int:
     if options.chats < 1:
         parser.error("--chats must be 1 or more")
     say = progress_printer(sys.stderr)
-    found = evidence.find(evidence.EMBEDDED, home(), say=say)
+    found = evidence.find(sizes.EMBEDDED, home(), say=say)
     asked = options.forms.split(",") if options.forms else [f"{found.layers}/{found.head}"]
     pairs = [(layers, head or found.head) for layers, _, head in (form.partition("/") for form in asked)]
     try:

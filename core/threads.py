@@ -15,12 +15,12 @@ from pathlib import Path
 
 import torch
 
+from core.busy import BUSY, busy_percent
 from core.models import Progress, silent
 
 CGROUP = Path("/sys/fs/cgroup")
 REPEATS = 5  # timings of the work with each number of threads; the least counts
 NEARLY = 1.03  # fewer threads that take this much longer leave a core to others for it
-BUSY = 25  # percent of the machine's time in use before anything is tried
 LONG = 1.0  # seconds of work that is timed once: what else its first run holds is little beside them
 HOPELESS = 1.3  # with fewer threads than those that take this much longer nothing is tried
 
@@ -76,13 +76,6 @@ def choose(work: Callable[[], object], say: Progress = silent) -> int:
     finally:
         use(chosen)
     return chosen
-
-
-def busy_percent() -> float:
-    """The share of the machine's time that is in use just now, in percent."""
-    import psutil
-
-    return psutil.cpu_percent(interval=0.1)
 
 
 def _fastest(work: Callable[[], object], say: Progress) -> int:

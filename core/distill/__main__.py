@@ -97,6 +97,7 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
     from core.distill.synthesize import synthesize
     from core.distill.target import load_target
     from core.distill.train import Plan
+    from core.models import sizes
     from core.models.embedded import home, prepare_embedded, target_fingerprint
     from core.models.linear import evidence
     from core.store import default_path
@@ -104,7 +105,7 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LoadError("There is no CUDA card here: leave --device out.")
     on_card = options.device == "cuda"
-    fast = on_card or evidence.find(evidence.EMBEDDED, home(), say=progress).reads_bfloat16
+    fast = on_card or evidence.find(sizes.EMBEDDED, home(), say=progress).reads_bfloat16
     progress("Reading the target", None)
     dtype = torch.bfloat16 if fast else torch.float32
     target, tokenizer = load_target(options.target, options.device, dtype)

@@ -24,12 +24,12 @@ from core.drafters.untrained import makers
 from core.models import Progress, distilled, memory, quantize
 from core.models.checkpoint import fetch, fingerprint
 from core.models.decoder import Decoder, DecoderShape
-from core.models.embedded import DRAFTS, home
+from core.models.embedded import DRAFTS
 from core.models.ends import end_ids
-from core.models.linear import evidence
+from core.models.linear.findings import Sizes
 from core.models.load_model import Model, load_model
 from core.models.pair import NO_DRAFT, Pair, warm_up
-from core.models.plan import Plan, choose_device, dtype_word, is_distilled, plan_models
+from core.models.plan import Plan, dtype_word, is_distilled, plan_models
 from core.models.rows import row_dependence
 from core.models.spec import EMBEDDED, PairSpec, draft_folder
 from core.models.transformers_decoder import (
@@ -42,8 +42,6 @@ from core.settings import SUGGESTIBLE, SettingsError, parse_settings
 
 def load_general(spec: PairSpec, say: Progress) -> Pair:
     """The pair ``spec`` asks for, ready to run. Raises LoadError, and whatever libraries raise."""
-    if choose_device(spec.device) == "cpu":  # which kernels run, for a model that is quantised
-        evidence.find(evidence.EMBEDDED, home(), say=say)
     plans = plan_models(spec, say)
     target, draft = plans[0], plans[1] if len(plans) > 1 else None
     device = target.device
@@ -129,7 +127,7 @@ def _ways(
         lender = _lender(target, plans[0])
         if folder:
             name, files[name] = distilled.chosen(folder, lender)
-        trained = distilled.makers(files, lender, _draft_forms(spec.draft_quantize))
+        trained = distilled.makers(files, lender, _draft_forms(spec.draft_quantize, plans[0].sizes, say))
         if isinstance(target, Decoder):
             distilled.keep_features(target, files.values())
     if is_distilled(spec):
@@ -153,10 +151,10 @@ def _ways(
     return Drafting(ModelDrafter(draft, vocabulary=target.vocabulary), about), trained
 
 
-def _draft_forms(asked: str) -> distilled.Forms:
+def _draft_forms(asked: str, sizes: Sizes, say: Progress) -> distilled.Forms:
     if asked == "none":
         return distilled.Forms("float32", "float32")
-    form = quantize.kernel("int8" if asked == "int8" else "int4")
+    form = quantize.kernel("int8" if asked == "int8" else "int4", sizes, say)
     return distilled.Forms(form, form)
 
 

@@ -41,7 +41,7 @@ def load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
         log.info("%s runs through transformers' modules: %s", plan.name, reason)
         model = _read(plan)
         _check_rotary(plan, model)
-        quantize.apply(model, plan.form)
+        quantize.apply(model, plan.form, plan.sizes)
         decoder = TransformersDecoder(model)
         say(f"Checking that {plan.name} can take drafts back", None)
         check_rollback(decoder)
@@ -65,10 +65,10 @@ def _lean(plan: Plan) -> Decoder | None:
     _check_rotary(plan, model)
     decoder = Decoder.from_model(
         model,
-        quantize.maker(plan.form, dtype),
-        quantize.maker(plan.form, dtype, head=True),
+        quantize.maker(plan.form, dtype, sizes=plan.sizes),
+        quantize.maker(plan.form, dtype, head=True, sizes=plan.sizes),
         _place(plan.device),
-        quantize.cache_dtype(plan.form, plan.device),
+        quantize.cache_dtype(plan.form, plan.device, plan.sizes),
     )
 
     def after(prefix: Sequence[int]) -> torch.Tensor:

@@ -21,13 +21,14 @@ from core.auto_k import Costs
 from core.drafters.base import Drafter, Drafting
 from core.drafters.names import DRAFTERS
 from core.drafters.untrained import makers
-from core.models import Progress, distilled, silent
+from core.models import Progress, distilled, silent, sizes
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import NAME, home
 from core.models.ends import end_ids
 from core.models.kv_cache import KEY_BLOCK
 from core.models.linear import evidence
+from core.models.linear.findings import Found
 from core.models.linear.forms import in_two, maker, needs_rotation
 from core.models.rotation import Rotation
 from core.models.rows import row_dependence
@@ -56,7 +57,7 @@ class Pair:
     notes: tuple[str, ...] = ()
     costs: Costs | None = None
     acceptance: float = 0.5
-    products: evidence.Found | None = None
+    products: Found | None = None
     others: Mapping[str, Callable[[], Drafting]] = field(default_factory=dict)
     _made: dict[str, Pair] = field(default_factory=dict, repr=False)
     _making: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -119,7 +120,7 @@ def build_embedded_pair(
     shape = DecoderShape.from_config(config)
     # Copied: a view would keep the whole file in memory.
     embedding = tensors["model.embed_tokens.weight"].clone()
-    found = evidence.find(evidence.EMBEDDED, home(), say=progress)
+    found = evidence.find(sizes.EMBEDDED, home(), say=progress)
     progress("Packing the weights for this processor", None)
     target = embedded_target(shape, tensors, embedding, found.layers, found.head, found.attention)
     forms = distilled.Forms(found.draft, found.draft)
@@ -137,7 +138,7 @@ def build_embedded_pair(
         rows = row_dependence(target.beginning(1), progress, behind=KEY_BLOCK - 8)
         found = replace(found, rows_tested=rows.tested is None, rows_note=rows.sentence)
         if found.rows_tested:
-            evidence.remember(evidence.EMBEDDED, found, home())
+            evidence.remember(sizes.EMBEDDED, found, home())
     warm_up(target, own.drafter, progress)
     progress("Reading the tokenizer", None)
     # Not AutoTokenizer, which gives the same here but imports model code for a second first.
@@ -171,16 +172,16 @@ LOAD_AGAIN = "Other products are the fastest here now: load the pair again, and 
 CHOSEN = ("layers", "head", "draft", "attention")
 
 
-def look_again(pair: Pair) -> str | None:
+def look_again(pair: Pair, say: Progress = silent) -> str | None:
     """Checks and times the forms of a pair's products anew, where evidence chose them, and keeps what is
-    found for the next load. Gives a sentence where that will run other forms than run now."""
+    found for the next load. The pair then has the new figures, beside the forms that run. Gives a sentence
+    where the next load will run others."""
     if pair.products is None:
         return None
-    found = evidence.find(evidence.EMBEDDED, home(), again=True)
-    same = all(getattr(found, what) == getattr(pair.products, what) for what in CHOSEN)
-    if same:
-        pair.products = found
-    return None if same else LOAD_AGAIN
+    found = evidence.find(sizes.EMBEDDED, home(), again=True, say=say)
+    runs = {what: getattr(pair.products, what) for what in CHOSEN}
+    pair.products = replace(found, **runs)
+    return None if pair.products == found else LOAD_AGAIN
 
 
 def embedded_target(

@@ -17,6 +17,8 @@ from core.models import Progress, memory, quantize, rotary, silent
 from core.models.checkpoint import Checkpoint, inspect
 from core.models.decoder import lean_reason
 from core.models.errors import LoadError, first_line, is_out_of_memory, too_little_memory
+from core.models.linear.findings import Sizes
+from core.models.sizes import sizes_of
 from core.models.spec import EMBEDDED, PairSpec, draft_folder, quantize_flag
 from core.models.transformers_decoder import check_class, context_length
 
@@ -54,6 +56,11 @@ class Plan:
     def rows(self) -> int:
         """Width of the logits."""
         return self.config.get_text_config(decoder=True).vocab_size
+
+    @property
+    def sizes(self) -> Sizes:
+        """Of its products, for the evidence on which kernels run."""
+        return sizes_of(self.config)
 
     @property
     def flag(self) -> str:
@@ -127,13 +134,15 @@ def _plan(source: str, asked: str, draft: bool, device: str, dtype: str, say: Pr
         )
     if prepared:
         quantize.keep_rows_apart(config)
+    sizes = sizes_of(config)
+    form = "none" if prepared else quantize.choose_form(asked, device, draft, bytes_16bit, gguf, sizes, say)
     return Plan(
         checkpoint,
         config,
         _tokenizer(checkpoint, config),
         draft,
         device,
-        "none" if prepared else quantize.choose_form(asked, device, draft, bytes_16bit, gguf),
+        form,
         memory.choose_dtype(dtype, device, bytes_16bit),
     )
 

@@ -24,11 +24,14 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from core.models import Progress, silent
 from core.models.decoder import Decoder, Make
 from core.models.embedded import home
 from core.models.errors import LoadError
 from core.models.linear import DenseLinear, Int4Linear, Linear, Nf4Linear, evidence, forms
+from core.models.linear.findings import Sizes
 from core.models.memory import PACKED
+from core.models.sizes import EMBEDDED
 from core.models.spec import has_bitsandbytes, quantize_flag, settled_form
 
 BITSANDBYTES = {"nf4": "Linear4bit", "llm-int8": "Linear8bitLt"}  # form: bitsandbytes' class
@@ -64,14 +67,23 @@ class Quantised:
         return f"Only {self.share:.0%} of this model's weights could be quantised as {asked}."
 
 
-def choose_form(asked: str, device: str, draft: bool, bytes_16bit: int | None, gguf: bool = False) -> str:
+def choose_form(
+    asked: str,
+    device: str,
+    draft: bool,
+    bytes_16bit: int | None,
+    gguf: bool = False,
+    sizes: Sizes = EMBEDDED,
+    say: Progress = silent,
+) -> str:
     """The form ("none", "int8", "int4", "nf4", "llm-int8") that ``asked`` (``spec.QUANTIZE``) means here.
 
-    ``bytes_16bit`` are the weights' in 16 bits, None where unknown. Raises LoadError for what cannot be had.
+    ``bytes_16bit`` are the weights' in 16 bits, None where unknown; ``sizes`` those of the products, of which
+    evidence may have to be taken first. Raises LoadError for what cannot be had.
     """
     form, flag = settled_form(asked, device, draft, bytes_16bit), quantize_flag(draft)
     if asked == "auto":
-        impossible = gguf and form in BITSANDBYTES or form in PACKED and best_form(form) != form
+        impossible = gguf and form in BITSANDBYTES or form in PACKED and best_form(form, sizes, say) != form
         return "none" if impossible else form
     if device == "cuda" and form == "int4":
         raise LoadError(f"int4 is Redline's own form for CPUs: on a CUDA card choose {flag} nf4.")
@@ -86,30 +98,28 @@ def choose_form(asked: str, device: str, draft: bool, bytes_16bit: int | None, g
                 f"{form} needs the package bitsandbytes: run `pip install bitsandbytes`, or choose "
                 f"{flag} none."
             )
-    if form in PACKED and best_form(form) != form:
+    if form in PACKED and best_form(form, sizes, say) != form:
         raise LoadError(f"This processor has no fast {form} products: choose {flag} none or nf4.")
     return form
 
 
-def best_form(family: str) -> str:
+def best_form(family: str, sizes: Sizes = EMBEDDED, say: Progress = silent) -> str:
     """``family`` ("int8" or "int4") where this machine has a right kernel for it that is not much slower than
     dense products, or else the faster of the dense ones."""
-    return forms.family(kernel(family))
+    return forms.family(kernel(family, sizes, say))
 
 
-def kernel(family: str) -> str:
-    """The form (``core.models.linear.forms``) in which a family runs here. Evidence is of the sizes of the
-    embedded target: which kernel is right hardly hangs on sizes, and weights of another model are not at hand
-    where this is asked first."""
-    return evidence.find(evidence.EMBEDDED, home()).best(family)
+def kernel(family: str, sizes: Sizes = EMBEDDED, say: Progress = silent) -> str:
+    """The form (``core.models.linear.forms``) in which a family runs here, by evidence in a model's sizes."""
+    return evidence.find(sizes, home(), say=say).best(family)
 
 
-def cache_dtype(form: str, device: str) -> torch.dtype | None:
+def cache_dtype(form: str, device: str, sizes: Sizes = EMBEDDED) -> torch.dtype | None:
     """The dtype of a lean decoder's keys and values in which attention is fastest here, where its products
     are rounded more coarsely; None for that of its activations."""
     if device != "cpu" or form not in PACKED:
         return None
-    return getattr(torch, evidence.find(evidence.EMBEDDED, home()).attention)
+    return getattr(torch, evidence.find(sizes, home()).attention)
 
 
 def keep_rows_apart(config) -> None:
@@ -140,15 +150,16 @@ def loading_config(form: str, dtype: str):
     return None
 
 
-def maker(form: str, dtype: torch.dtype, head: bool = False) -> Make:
-    """Makes the products of a lean decoder in ``form``, or that of its head; ``dtype`` is of dense ones.
+def maker(form: str, dtype: torch.dtype, head: bool = False, sizes: Sizes = EMBEDDED) -> Make:
+    """Makes the products of a lean decoder of these ``sizes`` in ``form``, or that of its head; ``dtype`` is
+    of dense ones.
 
     A matrix of a size that a form's kernel cannot take becomes int8 in place of int4, dense in place of nf4.
     """
 
     def make(weight: torch.Tensor) -> Linear:
         if form in PACKED:
-            return _packed("int8" if head else form, weight)
+            return _packed("int8" if head else form, weight, sizes)
         if form == "nf4" and not head and Nf4Linear.takes(weight):
             return Nf4Linear(weight)
         return DenseLinear(weight.to(dtype))
@@ -156,7 +167,7 @@ def maker(form: str, dtype: torch.dtype, head: bool = False) -> Make:
     return make
 
 
-def apply(model, form: str) -> None:
+def apply(model, form: str, sizes: Sizes = EMBEDDED) -> None:
     """Puts the project's products in place of the model's own, where ``form`` is one of the project's.
 
     Matrices that the int4 kernel cannot take become int8. The model is on a CPU and wholly loaded.
@@ -169,15 +180,15 @@ def apply(model, form: str) -> None:
             continue
         weight = module.weight.detach()
         weight = weight.T.contiguous() if isinstance(module, Conv1D) else weight
-        product = _packed("int8" if module is head else form, weight)
+        product = _packed("int8" if module is head else form, weight, sizes)
         model.set_submodule(name, PackedLinear(product, module.bias))
 
 
-def _packed(form: str, weight: torch.Tensor) -> Linear:
+def _packed(form: str, weight: torch.Tensor, sizes: Sizes) -> Linear:
     """In int8 what int4 cannot take, and dense where this machine has no int8."""
     if form == "int4" and not Int4Linear.takes(weight):
         form = "int8"
-    return forms.maker(kernel(form))(weight)
+    return forms.maker(kernel(form, sizes))(weight)
 
 
 class PackedLinear(nn.Module):

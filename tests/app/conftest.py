@@ -12,12 +12,29 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.app.toy import ToyEngine
-from tests.browser import ARGS
+from tests.browser import ARGS, keep_warm
 
 if TYPE_CHECKING:
     from tests.app.driver import Served, Tab
 
 PERMISSIONS = ["clipboard-read", "clipboard-write"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def routes_once() -> Iterator[None]:
+    """Gradio makes a page's routes four times, 0.2 s each, and serves the last ones: only those are made."""
+    from gradio.routes import App
+
+    make = App.create_app
+
+    def create_app(blocks, *arguments, **options):
+        if not arguments and options == {"mcp_server": False}:  # by __init__, __exit__ or queue
+            return None
+        return make(blocks, *arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(App, "create_app", staticmethod(create_app))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -57,31 +74,37 @@ def serve(tmp_path: Path, port: int) -> Iterator[Callable[..., Served]]:
 
 
 @pytest.fixture(scope="module")
-def usual(browser) -> Iterator[Any]:
-    """The browser that most tests use: it keeps Gradio's scripts from one test to the next."""
-    with browser.new_context(permissions=PERMISSIONS) as context:
-        yield context
+def kept(browser) -> Iterator[list[tuple[Any, Any]]]:
+    """Browsers that outlive their tests, with Gradio's scripts, and the page that keeps each one warm.
+
+    The first is of the test that needs one; the second is for who comes beside it.
+    """
+    made: list[tuple[Any, Any]] = []
+    yield made
+    for context, _ in made:
+        context.close()
 
 
 @pytest.fixture
-def tab(browser, usual) -> Iterator[Callable[..., Tab]]:
-    """Opens a browser: the usual one, emptied afterwards, and others for whoever comes beside it."""
+def tab(browser, kept) -> Iterator[Callable[..., Tab]]:
+    """Opens a browser of its own each time it is called; all are emptied afterwards."""
     from tests.app.driver import Tab
 
     tabs: list[Tab] = []
 
     def open_tab(url: str, **options) -> Tab:
-        own = tabs or options
-        context = browser.new_context(permissions=PERMISSIONS, **options) if own else usual
-        tabs.append(Tab(context, url))
+        if len(tabs) == len(kept):
+            context = browser.new_context(permissions=PERMISSIONS)
+            kept.append((context, keep_warm(context, url)))
+        context, _ = kept[len(tabs)]
+        tabs.append(Tab(context, url, **options))
         return tabs[-1]
 
     yield open_tab
-    for one in tabs:
-        if one.context is usual:
-            for page in usual.pages:
-                page.evaluate("localStorage.clear()")
+    for _, (context, warm) in zip(tabs, kept, strict=False):
+        for page in context.pages:
+            page.evaluate("localStorage.clear()")  # of the page's own address
+            if page is not warm:
                 page.close()
-        else:
-            one.context.close()
+    for one in tabs:
         assert one.faults == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from playwright.sync_api import BrowserContext, expect
+from playwright.sync_api import BrowserContext, ViewportSize, expect
 
 from app.conversation import Desk
 from app.loading import Loader
@@ -13,6 +13,9 @@ from app.page import build, launch
 from core.store import Store
 from tests.app.test_launch import busy_port
 from tests.app.toy import ToyEngine
+
+SLOWLY = 20_000  # ms: an upper bound for a busy machine; nothing waits that long when it is done
+expect.set_options(timeout=SLOWLY)
 
 # The text of the emitted tokens, without the chips that name tokens of no text.
 DRAWN = """() => {
@@ -50,11 +53,13 @@ def free_port() -> int:
 class Tab:
     """A browser of one tab; ``faults`` collects what must not be: dialogs, errors, outside requests."""
 
-    def __init__(self, context: BrowserContext, url: str):
+    def __init__(self, context: BrowserContext, url: str, viewport: ViewportSize | None = None):
         self.faults: list[str] = []
         self.context = context
         self.page = self.context.new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(SLOWLY)
+        if viewport:
+            self.page.set_viewport_size(viewport)
         self.page.on("dialog", lambda dialog: (self.faults.append(dialog.message), dialog.dismiss()))
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.on("request", self._request)

@@ -25,6 +25,7 @@ from core.models.memory import OVERHEAD, gigabytes, size_of
 from core.models.spec import CUSTOM, PairSpec
 from core.models.weights import WeightFile
 from core.store import Store
+from tests.app.test_products_view import FOUND
 from tests.app.toy import PAIR, ToyEngine
 from tests.core import builders
 from tests.core.models_on_disk import write_model
@@ -51,6 +52,10 @@ class Bench:
         self.desk = Desk(self.loader, Store(folder / "record.db"), personal)
         with gr.Blocks(analytics_enabled=False), gr.Tab("Models") as tab:
             self.tab = ModelsTab(self.desk, tab)
+
+    def measure(self) -> list[str]:
+        """What stood beside the button, in turn, after Measure again was pressed."""
+        return [update[self.tab.measuring] for update in self.tab.measure_again()]
 
     def ask(self, name: str, target: str = "", draft: str = "", how=AUTO) -> dict:
         """The page after Load was pressed."""
@@ -233,7 +238,7 @@ def measured(monkeypatch):
     """The pairs that were measured again, in no time."""
     pairs = []
 
-    def measure(pair):
+    def measure(pair, say):
         pairs.append(pair)
         return Costs(draft=0.5, verify=(1.0, 2.0))
 
@@ -251,7 +256,7 @@ def warned(monkeypatch):
 def test_measuring_again_replaces_the_costs_and_tells_every_page(bench, measured):
     before = bench.loader.state
     assert bench.tab.show_loading(before)[bench.tab.measure]["interactive"]
-    bench.tab.measure_again()
+    bench.measure()
     assert measured == [before.engine.pair] and before.engine.pair.costs.draft == 0.5
     state = bench.loader.state
     assert state.number > before.number and state == before
@@ -259,41 +264,66 @@ def test_measuring_again_replaces_the_costs_and_tells_every_page(bench, measured
     assert not before.engine.busy
 
 
+def test_measuring_again_says_what_it_does_and_shows_the_new_table(bench, measured, monkeypatch):
+    """Also where the next load will run other forms: the table is the new one, marked with what runs."""
+    old = dataclasses.replace(FOUND, table=FOUND.table[:3])
+    new = dataclasses.replace(FOUND, layers="int8x2-onednn")
+    pair, heard = bench.desk.engine.pair, threading.Event()
+    pair.products = old
+
+    def find(sizes, folder, again, say):
+        say("Finding the fastest: timing int4", 0.5)
+        assert heard.wait(10)
+        return new
+
+    monkeypatch.setattr("core.models.linear.evidence.find", find)
+    monkeypatch.setattr(gr, "Info", lambda sentence: None)
+    updates = bench.tab.measure_again()
+    for update in updates:
+        if "timing int4" in update[bench.tab.measuring]:
+            assert "value='0.500'" in update[bench.tab.measuring]
+            assert not update[bench.tab.measure]["interactive"]
+            heard.set()
+    assert heard.is_set() and update[bench.tab.measuring] == "" and update[bench.tab.measure]["interactive"]
+    shown = bench.tab.show_loading(bench.loader.state)[bench.tab.runs]
+    assert "<th scope='row'>int4<i>layers, drafts</i></th><td>yes</td><td>4.30</td>" in shown
+
+
 def test_measuring_again_says_where_other_products_would_run(bench, measured, monkeypatch):
     said = []
     monkeypatch.setattr(gr, "Info", said.append)
-    monkeypatch.setattr("core.models.pair.look_again", lambda pair: "Load the pair again.")
-    bench.tab.measure_again()
+    monkeypatch.setattr("core.models.pair.look_again", lambda pair, say: "Load the pair again.")
+    bench.measure()
     assert said == ["Load the pair again."] and len(measured) == 1
 
 
 def test_nothing_is_measured_beside_a_reply(bench, measured, warned):
     with bench.desk.engine.lock:
-        bench.tab.measure_again()
+        bench.measure()
     assert measured == [] and warned == [WRITING]
-    bench.tab.measure_again()
+    bench.measure()
     assert len(measured) == 1
 
 
 def test_a_measurement_that_fails_leaves_the_pair_as_it_was(bench, warned, monkeypatch):
-    def fail(pair):
+    def fail(pair, say):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(calibration, "measure_again", fail)
     before = bench.desk.engine.pair.costs
-    bench.tab.measure_again()
+    bench.measure()
     assert bench.desk.engine.pair.costs is before and not bench.desk.engine.busy
     assert warned == ["The passes could not be measured (RuntimeError: out of memory)."]
 
 
 def test_not_everybody_and_not_everything_is_measured(tmp_path, bench, measured):
     shared = Bench(tmp_path, personal=False)
-    shared.tab.measure_again()
+    shared.measure()
     bench.desk.engine.pair.info = dataclasses.replace(PAIR, drafter="plain")
-    bench.tab.measure_again()
+    bench.measure()
     assert not bench.tab.show_loading(bench.loader.state)[bench.tab.measure]["interactive"]
     bench.tab.give_up()
-    bench.tab.measure_again()
+    bench.measure()
     assert measured == []
 
 

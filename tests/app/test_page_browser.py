@@ -520,6 +520,7 @@ def test_another_pair_is_loaded_while_the_chat_goes_on_and_every_browser_learns_
         return engine
 
     monkeypatch.setattr("app.choosing.bytes_to_download", lambda pair: 5_600_000_000)
+    monkeypatch.setattr("app.page.WATCH_SECONDS", 0.5)
     served = serve(load=load)
     one, two = tab(served.url).ready(), tab(served.url).ready()
     one.page.get_by_role("tab", name="Models").click()
@@ -566,7 +567,7 @@ def test_k_is_chosen_automatically_where_costs_are_known_and_drafts_may_be_judge
     expect(page.page.locator("#chart .legendtext", has_text=re.compile("^K$"))).to_have_count(1)
     page.page.click("#plainly")
     expect(page.page.locator("#comparison")).to_contain_text("predicted")
-    monkeypatch.setattr(calibration, "measure_again", lambda pair: Costs(draft=0.5, verify=(1.0, 2.0)))
+    monkeypatch.setattr(calibration, "measure_again", lambda pair, say: Costs(draft=0.5, verify=(1.0, 2.0)))
     page.page.get_by_role("tab", name="Models").click()
     page.page.click("#measure")
     expect(page.page.locator("#runs")).to_contain_text("1000.0 ms")

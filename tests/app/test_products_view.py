@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.products_view import products
-from core.models.linear.evidence import Evidence, Found
+from core.models.linear.findings import Evidence, Found
 
 FOUND = Found(
     layers="int4",

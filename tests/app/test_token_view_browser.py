@@ -13,6 +13,7 @@ from app.card import locate, token_details
 from app.token_view import RedlineView, encode_reply_end, encode_reply_start, encode_round, encode_user
 from core.records import Fate, Round, Token
 from tests.app.scripted import scripted_pieces, scripted_rounds
+from tests.browser import keep_warm
 
 sync_api = pytest.importorskip("playwright.sync_api")
 
@@ -109,8 +110,9 @@ def stage() -> Iterator[Stage]:
 
 
 @pytest.fixture(scope="module")
-def desktop(browser: sync_api.Browser) -> Iterator[sync_api.BrowserContext]:
+def desktop(browser: sync_api.Browser, stage: Stage) -> Iterator[sync_api.BrowserContext]:
     context = browser.new_context()
+    keep_warm(context, stage.url)
     yield context
     context.close()
 

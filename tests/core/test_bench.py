@@ -1,6 +1,8 @@
 """The bench: its options, and one tiny real run. No speed is judged."""
 
 import json
+import re
+import threading
 
 import pytest
 
@@ -8,6 +10,7 @@ from core import bench, bench_machine, bench_run
 from core.bench import main, parse_options
 from core.bench_measured import AUTO, PLAIN, TRANSFORMERS, Way
 from core.bench_run import BenchError
+from core.models import heartbeat, silent
 from core.records import Settings
 from core.settings import SettingsError
 from tests.core.models_on_disk import write_model
@@ -96,7 +99,9 @@ def test_a_tiny_run_reports_everything(tmp_path, small, capsys):
         f" --device cpu --quantize none --draft-quantize none --target {target} --draft {draft} --json {out}"
     )
     assert main(arguments.split()) == 0
-    said = capsys.readouterr().out
+    said, told = capsys.readouterr()
+    for how in (PLAIN, "K auto, block", TRANSFORMERS):
+        assert f"Warming up: {how}\n" in told and f"Measuring replies: {how} " in told
     for words in ("On code, speculation", "On prose, speculation", "target, 4 rows", "draft step", "prefill"):
         assert words in said
     for words in ("caches kept", "Automatic K", "Verifiers", "Reading weights", "A session of 2 replies"):
@@ -131,7 +136,7 @@ def test_a_peer_that_fails_is_a_note_and_ends_no_bench():
         raise ValueError("this vocabulary is too wide\nand more")
 
     runs = {"good": lambda *given: None, "bad": broken}
-    good, notes = bench_run.usable(runs, (None, []), options("--temperature", "0"))
+    good, notes = bench_run.usable(runs, (None, []), options("--temperature", "0"), silent)
     assert list(good) == ["good"]
     assert notes == ["bad cannot run this pair (this vocabulary is too wide)."]
 
@@ -144,3 +149,30 @@ def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, 
     said = capsys.readouterr()
     assert f"{tmp_path} cannot be written: " in said.err
     assert said.out == "the table\n"  # what was measured is not lost with the file
+
+
+def test_what_takes_long_is_said_again_with_its_time(monkeypatch, capsys):
+    """Peers being loaded and prompts being read say nothing of their own for minutes."""
+    monkeypatch.setattr(heartbeat, "EVERY", 1)
+    spoken = threading.Event()
+    printer = bench.progress_printer
+
+    def listening(out):
+        tell = printer(out)
+
+        def progress(sentence, fraction):
+            tell(sentence, fraction)
+            if "so far" in sentence:
+                spoken.set()
+
+        return progress
+
+    def slow(options, pair, spec, say):
+        say("Reading the same weights with transformers", None)
+        assert spoken.wait(10)
+        raise BenchError("enough")
+
+    monkeypatch.setattr(bench, "progress_printer", listening)
+    monkeypatch.setattr(bench, "bench", slow)
+    assert main([], load=lambda spec, progress: None) == 2
+    assert re.search(r"the same weights with transformers, \d+ s so far\n", capsys.readouterr().err)

@@ -51,7 +51,7 @@ def test_a_model_of_transformers_reads_its_embedding_only_as_its_head(tied):
     assert read == 4 * parameters(model, [] if tied else [EMBEDDING]) + buffers
 
 
-@pytest.mark.skipif(quantize.best_form("int8") != "int8", reason="no int8 products on this processor")
+@pytest.mark.usefixtures("has_int8")
 def test_packed_weights_count_as_they_are_packed():
     model = make_model("llama", 1)
     before = weight_bytes(TransformersDecoder(model))

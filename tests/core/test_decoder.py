@@ -12,7 +12,6 @@ from core.engine import Engine
 from core.models import quantize
 from core.models.decoder import KEY_BLOCK, PREFILL_CHUNK, Decoder, KVCache, lean_reason
 from core.models.pair import Pair
-from core.models.quantize import best_form
 from core.models.rows import row_dependence
 from core.records import Fate, Settings
 from tests.core.models_on_disk import VOCABULARY, make_model
@@ -109,7 +108,7 @@ def test_parity_of_each_family(kind):
     torch.testing.assert_close(decoder.device_logits(tensor, decoder.new_cache()), expected[:7], **close)
 
 
-@pytest.mark.skipif(best_form("int8") != "int8", reason="no int8 products on this processor")
+@pytest.mark.usefixtures("has_int8")
 @pytest.mark.parametrize(
     "size, heads, kv_heads", [(64, 3, 1), (64, 2, 1), (64, 7, 1), (128, 4, 4), (128, 7, 1)]
 )

@@ -24,6 +24,7 @@ from core.records import EMITTED, Settings
 from core.sampling import distribution, distributions
 from tests.core.toys import LogitsOf, table, toy_pair
 
+pytestmark = pytest.mark.usefixtures("remembered")
 PROMPT = [0, 1]
 CELLS = 4
 

@@ -20,6 +20,7 @@ from tests.core.test_exactness import LENGTH, failing, g_test, joint
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import table, toy_pair
 
+pytestmark = pytest.mark.usefixtures("remembered")
 PROMPT = [0, 1, 2, 0, 1, 1, 2, 0, 1]  # which repeats itself: a lookup finds something
 FILTERS = dict(temperature=0.9, top_k=2, top_p=0.95)
 

@@ -24,6 +24,7 @@ from tests.core.test_exactness import g_test, joint
 from tests.core.toy_drafts import TOYS, toy_drafts_pair
 
 VOCABULARY = 3
+pytestmark = pytest.mark.usefixtures("remembered")
 PROMPT = [0, 1]
 FILTERS = dict(temperature=1.5, top_k=2, top_p=0.98)
 LENGTH = 4

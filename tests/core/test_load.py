@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
 from core.chat import NO_TEMPLATE, encode_chat
 from core.engine import Engine
@@ -21,10 +21,12 @@ from core.models.decoder import Decoder
 from core.models.draft_file import embedding_fingerprint, load_metadata, save_draft
 from core.models.errors import LoadError
 from core.models.general import suggested_settings
+from core.models.linear.findings import Evidence, Found
 from core.models.linear.forms import maker
 from core.models.load import load_pair
 from core.models.plan import LEAN_FORMS, choose_device
 from core.models.rows import row_dependence
+from core.models.sizes import counted
 from core.models.spec import PairSpec, embedded_spec
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import Settings
@@ -81,10 +83,10 @@ def test_speculative_equals_plain(family, tmp_path):
 
 
 @pytest.mark.parametrize("form", LEAN_FORMS["cpu"])
-def test_the_llama_family_runs_lean(form, tmp_path):
+def test_the_llama_family_runs_lean(form, tmp_path, packed_forms):
     if form == "nf4":
         pytest.importorskip("bitsandbytes")
-    elif form != "none" and quantize.best_form(form) != form:
+    elif form != "none" and form not in packed_forms:
         pytest.skip(f"no {form} products on this processor")
     pair = load_pair(spec(write_model(tmp_path, "qwen3", 1), quantize=form, dtype="bfloat16"))
     assert isinstance(pair.target, Decoder)
@@ -176,7 +178,32 @@ def test_bitsandbytes_on_a_cpu(family, form, shown, tmp_path, caplog):
     assert 0 < (one - other).abs().max() < 0.3
 
 
-@pytest.mark.skipif(quantize.best_form("int8") != "int8", reason="no int8 products on this processor")
+def test_evidence_is_taken_in_the_sizes_that_are_loaded(tmp_path, monkeypatch):
+    """And of no other model, nor where nothing is quantised."""
+    asked = []
+    found = Found("int4", "float32", "int4", "bfloat16", (Evidence("float32", layers=(1.0,) * 4),), {})
+
+    def find(sizes, folder, say=None):
+        asked.append(sizes)
+        return found
+
+    monkeypatch.setattr(quantize.evidence, "find", find)
+    monkeypatch.setattr(Found, "best", lambda self, family: "int8x2-onednn")
+    dense = maker("float32")
+    monkeypatch.setattr(quantize.forms, "maker", lambda form: dense)
+    monkeypatch.setattr(plans, "sizes_of", counted)
+    target, draft = write_model(tmp_path / "one", "qwen3", 1), write_model(tmp_path / "other", "gpt2", 1)
+    load_pair(spec(target))
+    assert asked == []
+    pair = load_pair(spec(target, quantize="int8"))
+    own = counted(AutoConfig.from_pretrained(target))
+    assert set(asked) == {own} and pair.target.cache_dtype == torch.bfloat16
+    asked.clear()
+    load_pair(spec(draft, quantize="int8"))
+    assert set(asked) == {counted(AutoConfig.from_pretrained(draft))} != {own}
+
+
+@pytest.mark.usefixtures("has_int8")
 def test_on_a_cpu_auto_is_the_projects_int8(tmp_path):
     pair = load_pair(spec(*write_pair(tmp_path, "qwen2"), quantize="auto", draft_quantize="auto"))
     assert (pair.info.quantization, pair.info.draft_quantization) == ("int8", "int8")

@@ -18,6 +18,7 @@ from core.settings import LOSSY, VERIFIERS, SettingsError, parse_settings
 from tests.core.test_exactness import LENGTH, g_test, joint
 from tests.core.toys import table, toy_pair
 
+pytestmark = pytest.mark.usefixtures("remembered")
 PROMPT = [0, 1]
 
 

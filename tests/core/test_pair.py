@@ -16,9 +16,10 @@ from core.models.draft_file import load_draft
 from core.models.embedded import DRAFTS, home
 from core.models.kv_cache import KEY_BLOCK
 from core.models.linear import evidence, forms
-from core.models.linear.evidence import Found
+from core.models.linear.findings import Found
 from core.models.pair import LOAD_AGAIN, WARM_UP, build_embedded_pair, look_again, warm_up
 from core.models.rows import RowDependence
+from core.models.sizes import EMBEDDED
 from core.prompts import load_prompts
 from core.records import Settings
 from core.text import PromptError
@@ -138,7 +139,7 @@ def test_looking_again_says_where_other_products_would_run(monkeypatch, layers, 
     pair = dataclasses.replace(toy_pair(table(1, 3), table(2, 3)), products=found)
     assert look_again(pair) == said
     assert pair.products.layers == "int4"  # what runs
-    assert evidence.find(evidence.EMBEDDED, home()).layers == layers  # what the next load takes
+    assert evidence.find(EMBEDDED, home()).layers == layers  # what the next load takes
     assert look_again(dataclasses.replace(pair, products=None)) is None
 
 
@@ -160,7 +161,7 @@ def test_rows_are_tested_once_for_the_forms_of_a_machine(monkeypatch, embedded_f
         evidence._found.clear()  # another process
     assert tests == [KEY_BLOCK - 8] and notes == [RowDependence(0.0, 1e-6).sentence] * 2
     assert pair.products.layers == "float32" and FLOATS.sentence in pair.notes
-    evidence.find(evidence.EMBEDDED, home(), again=True)
+    evidence.find(EMBEDDED, home(), again=True)
     build_embedded_pair(embedded_folder, DRAFTS, "12" * 32)
     assert len(tests) == 2
 

@@ -22,7 +22,7 @@ IDS = torch.tensor([[7, 40, 200, 3, 90, 12]])
 
 @pytest.fixture
 def with_kernels(monkeypatch):
-    monkeypatch.setattr(quantize, "best_form", lambda form: form)
+    monkeypatch.setattr(quantize, "best_form", lambda form, *_: form)
 
 
 def probabilities(model) -> torch.Tensor:
@@ -54,9 +54,9 @@ def test_auto_never_promises_what_cannot_be_had(monkeypatch):
     assert choose_form("auto", "cuda", False, 14 * GB, gguf=True) == "none"
     monkeypatch.setattr(core_spec, "has_bitsandbytes", lambda: False)
     assert choose_form("auto", "cuda", False, 14 * GB) == "none"
-    monkeypatch.setattr(quantize, "best_form", lambda form: "float32")
+    monkeypatch.setattr(quantize, "best_form", lambda form, *_: "float32")
     assert choose_form("auto", "cpu", False, GB) == "none"
-    monkeypatch.setattr(quantize, "best_form", lambda form: form)
+    monkeypatch.setattr(quantize, "best_form", lambda form, *_: form)
     assert choose_form("auto", "cpu", False, GB) == "int8"
 
 
@@ -69,7 +69,7 @@ def test_refusals(monkeypatch):
         choose_form("nf4", "cpu", False, GB, gguf=True)
     with pytest.raises(LoadError, match="GGUF file cannot be loaded as llm-int8: choose --quantize none,"):
         choose_form("int8", "cuda", False, GB, gguf=True)
-    monkeypatch.setattr(quantize, "best_form", lambda form: "bfloat16")
+    monkeypatch.setattr(quantize, "best_form", lambda form, *_: "bfloat16")
     with pytest.raises(LoadError, match="no fast int4 products"):
         choose_form("int4", "cpu", False, GB)
     monkeypatch.setattr(quantize, "has_bitsandbytes", lambda: False)
@@ -77,10 +77,7 @@ def test_refusals(monkeypatch):
         choose_form("llm-int8", "cpu", False, GB)
 
 
-needs_kernels = pytest.mark.skipif(
-    quantize.best_form("int8") != "int8" or quantize.best_form("int4") != "int4",
-    reason="no kernels on this processor",
-)
+needs_kernels = pytest.mark.usefixtures("has_packed")
 
 
 @needs_kernels

@@ -20,8 +20,10 @@ from core.engine import Engine
 from core.models import pair as pairs
 from core.models.embedded import DRAFTS
 from core.models.linear import evidence, forms
+from core.models.linear.findings import Found
 from core.models.pair import Pair
 from core.models.rows import row_dependence
+from core.models.sizes import EMBEDDED
 from core.prompts import load_prompts
 from core.records import Settings
 
@@ -31,7 +33,7 @@ NEAR = 0.1  # nats between the two likeliest, below which rounding may turn them
 pytestmark = pytest.mark.proof
 
 
-def choosable(found: evidence.Found) -> list[str]:
+def choosable(found: Found) -> list[str]:
     """The forms of layers that are right here, with those that keep another form beside for prompts."""
     right = [entry.form for entry in found.table if entry.right]
     close = [form for form in right if forms.is_close(form)]
@@ -54,7 +56,7 @@ def gap(pair: Pair, ids: list[int]) -> float:
 
 
 def test_drafts_change_no_reply_in_any_form(embedded_home: Path, embedded_folder: Path, monkeypatch):
-    found = evidence.find(evidence.EMBEDDED, embedded_home)
+    found = evidence.find(EMBEDDED, embedded_home)
     monkeypatch.setattr(evidence, "remember", lambda *_: None)
     prompts = load_prompts()[:PROMPTS]
     for form in choosable(found):

@@ -7,7 +7,9 @@ import argparse
 import torch
 
 from core.models.embedded import home
-from core.models.linear.evidence import DISTURBED, EMBEDDED, KEPT, ROWS, Found, find
+from core.models.linear.evidence import KEPT, find
+from core.models.linear.findings import DISTURBED, ROWS, Found
+from core.models.sizes import EMBEDDED
 
 
 def table(found: Found) -> str:

@@ -19,7 +19,7 @@ would).
 - ``nf4``: bitsandbytes' 4 bits with double quantisation and bfloat16 activations (Dettmers et al. 2023,
   arXiv:2305.14314); fused kernels for few rows, on a card from bitsandbytes 0.50 on.
 
-``rounded`` of a form says which weights it holds: ``core.models.linear.evidence`` checks its kernel against a
+``rounded`` of a form says which weights it holds: ``core.models.linear.checks`` holds its kernel against a
 float64 product of those. Knows nothing of models, and not which form is fastest.
 """
 
