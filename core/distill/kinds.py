@@ -223,9 +223,7 @@ class EagleDraft(Draft):
     kind = "eagle"
     depths = 4
 
-    def __init__(
-        self, shape: DecoderShape, embedding: torch.Tensor, layers: int, inner: int, kinds: int
-    ):
+    def __init__(self, shape: DecoderShape, embedding: torch.Tensor, layers: int, inner: int, kinds: int):
         super().__init__(shape, embedding)
         hidden = shape.hidden
         self._spread = float(embedding.float().std())
