@@ -30,7 +30,7 @@ from core.metrics import Figures, measured_speedup
 from core.models.errors import LoadError
 from core.records import EXACT_VERIFIERS, PairInfo, Settings
 from core.store import Store, StoredConversation
-from core.text import clean_text
+from core.text import clean_text, shown_alone
 
 log = logging.getLogger(__name__)
 
@@ -301,7 +301,7 @@ class Desk:
             tokenizer = engine.pair.tokenizer
 
         def texts(ids: Sequence[int]) -> list[str]:
-            return [tokenizer.decode([id]) if tokenizer else "" for id in ids]
+            return [shown_alone(tokenizer, id) if tokenizer else "" for id in ids]
 
         settings = answer.settings
         rule, threshold = settings.verifier, settings.acceptance_threshold

@@ -8,8 +8,11 @@ The rules, in the order in which they apply:
 2. **Typed control tokens are text.** What a message says never becomes a control token: neither the
    tokenizer's special tokens nor other added tokens that the template writes. Thinking tags in answers are
    the exception, because the template's own rule for earlier thoughts looks for them.
-3. **The target's chat template** writes the turns, each text exactly as it is. A system prompt that the
-   template refuses or leaves out is put before the first question instead, a blank line between them.
+3. **The target's chat template** writes the turns, each text exactly as it is: as text, or where the
+   question does not arrive so, as a list of one part ({"type": "text"}). A system prompt that the template
+   refuses or leaves out is put before the first question instead, a blank line between them. Whether
+   something arrived is known by writing the conversation with another text in its place: words may stand in
+   a prompt for other reasons. A question that does not arrive either way is refused.
 4. **Without a template** (a base model) the conversation is written as plain lines, the system prompt
    first and a blank line after it::
 
@@ -21,8 +24,9 @@ The rules, in the order in which they apply:
    A base model would go on with a question of its own: ``Prompt.stop`` names where to stop it.
 5. **BOS** stands at the beginning exactly once where the tokenizer would put one before plain text, whether
    or not the template writes it; otherwise only if the template does.
-6. **What does not fit** is dropped, oldest turns first, question and answer together. The system prompt and
-   the newest question stay.
+6. **What does not fit** is dropped, oldest turns first, question and answer together, up to the next of
+   ``BLOCKS`` borders, so that several further turns fit behind the same beginning and only what is new of
+   them is read. The system prompt and the newest question stay.
 
 Knows a Hugging Face tokenizer and nothing of models, sampling or the page. A tokenizer is only read, so
 several threads may share one.
@@ -49,6 +53,8 @@ PLAIN_STOP = "\nUser:"
 _OPENED_THOUGHT = re.compile(rf"{THINK}\s*\Z")
 _PRIVATE_USE = range(0xF0000, 0xFFFFE)  # characters that no text has a reason to hold
 _ANCHORS = ("\n", "x", ".")
+BLOCKS = 4  # a conversation that is full is dropped from in parts of this share of its room
+_BESIDE = 4  # ids that a template puts around a message, about: only for where borders lie
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +103,51 @@ def fit_chat(tokenizer, messages: Sequence[Mapping[str, str]], limit: int) -> Pr
     tried: dict[int, Prompt] = {}
 
     def fits(start: int) -> bool:
-        tried[start] = writer.prompt(messages[:first] + messages[start:])
+        if start not in tried:
+            tried[start] = writer.prompt(messages[:first] + messages[start:])
         return len(tried[start].ids) <= limit
 
-    at = bisect_left(starts, True, key=fits)  # writing a long chat takes time: few tries
-    if at < len(starts):
-        return replace(tried[starts[at]], dropped_messages=starts[at] - first)
+    # Writing a long chat takes time: few tries. Where turns are so long that no border lies well, any turn.
+    for some in (_at_borders(writer.sizes(messages), first, starts, max(limit // BLOCKS, 1)), starts):
+        at = bisect_left(some, True, key=fits)
+        if at < len(some):
+            return replace(tried[some[at]], dropped_messages=some[at] - first)
     shortest = tried[starts[-1]] if starts else whole
     raise PromptError(
         f"The message is too long: it takes {len(shortest.ids):,} tokens with its system prompt and the model"
         f" has room for {limit:,}; please shorten it."
     )
+
+
+def _at_borders(sizes: Sequence[int], first: int, starts: Sequence[int], block: int) -> list[int]:
+    """Of ``starts`` the first behind each multiple of ``block`` ids, counted from message ``first``.
+
+    A function of what was said before each of them alone, so that the next turn finds the same ones.
+    """
+    found, before, border, at = [], 0, block, first
+    for start in starts:
+        before += sum(sizes[at:start])
+        at = start
+        if before >= border:
+            found.append(start)
+            border = (before // block + 1) * block
+    return found
+
+
+def closing_ids(tokenizer) -> frozenset[int]:
+    """The special tokens with which the chat template goes on right behind an answer: a model that writes one
+    has ended its turn, whatever its files name as the end of a text (NX-06). None without a template.
+    """
+    writer, ids = _Writer(tokenizer), set()
+    for behind in ([], [{"role": "user", "content": "?"}]):
+        text = writer.behind_an_answer(behind).lstrip()
+        found = [
+            (len(token.content), id_)
+            for id_, token in tokenizer.added_tokens_decoder.items()
+            if token.special and text.startswith(token.content)
+        ]
+        ids.update(id_ for _, id_ in sorted(found)[-1:])
+    return frozenset(ids)
 
 
 class _Writer:
@@ -142,6 +182,23 @@ class _Writer:
             ids = self._bos + ids
         return Prompt(ids, opening=opening, notes=notes, stop=stop)
 
+    def sizes(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """About how many ids each message takes."""
+        return [len(self._ids(clean_text(message["content"]))) + _BESIDE for message in messages]
+
+    def behind_an_answer(self, turns: list[dict[str, str]]) -> str:
+        """What the template writes between an answer and ``turns``, and those; "" where that is not known."""
+        question, texts = {"role": "user", "content": "?"}, []
+        for answer in ("x", "y"):
+            chat = [question, {"role": "assistant", "content": answer}, *turns]
+            try:
+                texts.append(self._arrived(chat, header=False)[0])
+            except PromptError:
+                return ""
+        one, other = (text[::-1] for text in texts)
+        same = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), 0)
+        return texts[0][len(texts[0]) - same :]
+
     def _break_control_tokens(self, turns: list[dict[str, str]]) -> tuple[list[dict[str, str]], str | None]:
         """``turns`` with a mark inside of every control token, and the mark; None if there is none.
 
@@ -160,18 +217,72 @@ class _Writer:
     def _rendered(self, turns: list[dict[str, str]]) -> tuple[str, list[dict[str, str]], tuple[str, ...]]:
         """The template's text, the turns as they were given to it, and notes."""
         if turns[0]["role"] != "system":
-            return self._render(turns), turns, ()
+            return *self._arrived(turns), ()
         try:
-            text = self._render(turns)
-        except PromptError:  # Gemma's and Mistral's templates refuse the role
-            text = ""
-        if turns[0]["content"].strip() in text:  # Phi-3's leaves it out without a word
-            return text, turns, ()
+            text, given = self._arrived(turns)
+            if self._shows(text, given, 0):  # Phi-3's template leaves it out without a word
+                return text, given, ()
+        except PromptError:  # Gemma's and Mistral's refuse the role
+            pass
         system, question, *rest = turns
         merged = [{**question, "content": f"{system['content']}\n\n{question['content']}"}, *rest]
-        return self._render(merged), merged, (SYSTEM_MERGED,)
+        text, given = self._arrived(merged)
+        if not self._shows(text, given, 0):
+            raise PromptError("The model's chat template leaves the system prompt out; please remove it.")
+        return text, given, (SYSTEM_MERGED,)
 
-    def _render(self, turns: list[dict[str, str]], header: bool = True) -> str:
+    def _arrived(self, turns: list[dict[str, str]], header: bool = True) -> tuple[str, list[dict]]:
+        """The template's text with the last turn in it, and the turns as it was given them: as texts, or
+        where that does not arrive, as parts. Raises PromptError where it refuses them or leaves the last
+        out."""
+        refused = None
+        try:
+            text = self._render(turns, header)
+            if self._shows(text, turns, -1, header):
+                return text, turns
+        except PromptError as error:
+            refused = error
+        try:
+            given = [{**turn, "content": _as_part(turn["content"])} for turn in turns]
+            text = self._render(given, header)
+            if self._shows(text, given, -1, header):
+                return self._texts_where_taken(text, given, turns, header)
+        except PromptError:
+            pass
+        raise refused or PromptError(
+            "The model's chat template leaves the question out; please begin a new conversation or load"
+            " another model."
+        )
+
+    def _texts_where_taken(
+        self, text: str, given: list[dict], turns: list[dict[str, str]], header: bool
+    ) -> tuple[str, list[dict]]:
+        """The same where some role is wanted as text all the same, as some templates want answers."""
+        for role in {turn["role"] for turn in turns} - {turns[-1]["role"]}:
+            mixed = [a if a["role"] == role else b for a, b in zip(turns, given, strict=True)]
+            last = max(i for i, turn in enumerate(turns) if turn["role"] == role)
+            try:
+                other = self._render(mixed, header)
+                if self._shows(other, mixed, last, header):
+                    text, given = other, mixed
+            except PromptError:
+                continue
+        return text, given
+
+    def _shows(self, text: str, turns: list[dict], at: int, header: bool = True) -> bool:
+        """Whether ``text``, which the template made of ``turns``, has the content of turn ``at`` in it: with
+        another text in its place it is another."""
+        content = turns[at]["content"]
+        others = ("?", "!") if isinstance(content, str) else (_as_part("?"), _as_part("!"))
+        other = others[content == others[0]]
+        changed = list(turns)
+        changed[at] = {**turns[at], "content": other}
+        try:
+            return self._render(changed, header) != text
+        except PromptError:  # it looks into the text, so it has it
+            return True
+
+    def _render(self, turns: list[dict], header: bool = True) -> str:
         try:
             return self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=header)
         except Exception as error:  # a template is a program of the model's: anything may go wrong in it
@@ -250,6 +361,11 @@ def _turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     if not messages[-1]["content"].strip():
         raise PromptError("The message is empty; please write something.")
     return turns
+
+
+def _as_part(text: str) -> list[dict[str, str]]:
+    """A text as templates of models that also see or hear want it: a list of its one part."""
+    return [{"type": "text", "text": text}]
 
 
 def _marked(turn: Mapping[str, str], control: Sequence[str], mark: str) -> str:

@@ -38,7 +38,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -51,6 +50,7 @@ from core.models import Progress
 from core.models.errors import LoadError
 from core.models.heartbeat import heard
 from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
+from core.plain import plain
 from core.records import EXACT_VERIFIERS, Fate, PairInfo, Reply, Round, Settings, Token, writes_exactly
 from core.settings import LOSSY, SettingsError, parse_settings
 from core.terminal import (
@@ -269,9 +269,8 @@ def _strict(value: object) -> object:
         return {key: _strict(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_strict(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value.value if isinstance(value, Enum) else value
+    value = plain("A figure", value)
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class JsonWriter:

@@ -160,11 +160,19 @@ class PairInfo:
     exactness_note: str | None = None  # a sentence where kernels make exactness hold up to rounding only
 
 
+_LEAST_DIVISOR = 2.0**-126  # of float32's normal numbers: the reciprocal of a smaller one may be infinite
+
+
+def zero_if_tiny(temperature: float) -> float:
+    """0 for a temperature that float32 cannot divide logits by, else the temperature itself."""
+    return temperature if temperature >= _LEAST_DIVISOR else 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Settings of one reply, already checked (``core.settings.parse_settings``)."""
 
-    temperature: float = 0.7  # 0 to 2; 0 is argmax
+    temperature: float = 0.7  # 0 to 2; 0, and what is 0 to float32, is argmax
     top_k: int = 0  # 0 is off
     top_p: float = 1.0  # 1 is off
     min_p: float = 0.0  # 0 is off; ids below this share of the most likely one's probability are dropped
@@ -179,6 +187,9 @@ class Settings:
     verifier: str = "token"  # or "block", both exact, or a lossy rule (``core.settings.VERIFIERS``)
     acceptance_threshold: float | None = None  # a lossy rule's number; None is the rule's usual one
     tree_width: int = 1  # candidates a position, where the drafter can propose a tree; 1 is a chain
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "temperature", zero_if_tiny(self.temperature))
 
     @property
     def exact(self) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-from core.records import Fate, Settings
+from core.records import Fate, Settings, zero_if_tiny
 
 TOP = 10  # how many of the most likely ids a record keeps
 _NUCLEUS_GUESS = 256  # top-p looks at this many ids first: a full sort of a vocabulary costs milliseconds
@@ -101,11 +101,11 @@ def distribution(
     most likely ids up to and including the one that reaches ``top_p``, so at least one; min-p keeps
     the ids with at least ``min_p`` times the probability of the most likely one. Of equal ids, of which not
     all are kept, temperature 0, top-k and top-p keep the lowest. ``ids`` names the columns where they are not
-    0..n-1. Raises BadLogitsError.
+    0..n-1. A temperature that float32 cannot divide by is 0 (``zero_if_tiny``). Raises BadLogitsError.
     """
     logits = logits.float()
     first = peak(logits)
-    if temperature == 0 or top_k == 1:
+    if zero_if_tiny(temperature) == 0 or top_k == 1:
         return Distribution(torch.ones(1), torch.tensor([first]) if ids is None else ids[first : first + 1])
     # Subtracting the maximum first keeps tiny temperatures finite; at 1 softmax does so itself.
     scaled = logits if temperature == 1 else (logits - logits[first]).div_(temperature)

@@ -19,6 +19,8 @@ Rules:
   reply there; one that began while it was off is never recorded.
 - Deleting wins: what still arrives for a reply that was deleted is dropped, and so is what is held of it.
 - A database made by a later Redline is not touched.
+- Scalars of NumPy and torch become Python's own numbers (``core.plain``). A record with anything else in it
+  is not written, and the record of its reply ends before it.
 - Text that UTF-8 or SQL tools cannot hold is cleaned before it is stored (see ``core.text.clean_text``).
 - Deleted text is really gone: freed pages are overwritten and the write-ahead log is emptied.
 - A full disk does not keep anything from being deleted (``core.deletion``).
@@ -29,6 +31,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import struct
 import threading
 import uuid
 from collections.abc import Callable, Iterable
@@ -42,6 +45,7 @@ from core import compared, deletion
 from core.compared import Comparison
 from core.metrics import Tally
 from core.migrations import is_newer, migrate
+from core.plain import NotPlain, plain, plain_record
 from core.records import PairInfo, Reply, Round, Settings, Token, writes_exactly
 from core.stored import (
     BUSY_SECONDS,
@@ -114,14 +118,14 @@ def _round_row(reply_id: str, round_: Round) -> tuple:
     return (reply_id, *values.values())
 
 
-def _token_row(round_id: int, token: Token) -> tuple:
+def _token_row(token: Token) -> tuple:
     values = {name: getattr(token, name) for name in TOKEN_NAMES}
     values["text"] = clean_text(token.text)
     values["label"] = token.label and clean_text(token.label)
     values["fate"] = token.fate.value
     values["top_p"] = pack_top(token.top_p)
     values["top_q"] = pack_top(token.top_q)
-    return (round_id, *values.values())
+    return tuple(values.values())
 
 
 # --- The store ---------------------------------------------------------------------------------------------
@@ -255,6 +259,12 @@ class Store:
         if kind is not None and kind not in KINDS:
             raise ValueError(f"A reply's kind is one of {', '.join(KINDS)}, not {kind!r}.")
         reply_id, message_id, created = uuid.uuid4().hex, uuid.uuid4().hex, _now()
+        try:
+            settings, pair = plain_record(settings), plain_record(pair)
+            prompt_tokens = plain("prompt_tokens", prompt_tokens)
+        except NotPlain as error:
+            self._refuse(error)
+            return reply_id
         values = {name: getattr(pair, name) for name in PAIR_NAMES}
         values = {name: clean_text(v) if isinstance(v, str) else v for name, v in values.items()}
         values.update((name, getattr(settings, name)) for name in SETTING_NAMES)
@@ -312,20 +322,32 @@ class Store:
 
     def add_round(self, reply_id: str, round_: Round) -> None:
         """Writes one round and its tokens in one transaction. Rounds come in order."""
-
-        def job(connection: sqlite3.Connection) -> None:
-            round_id = connection.execute(_INSERT_ROUND, _round_row(reply_id, round_)).lastrowid
-            connection.executemany(_INSERT_TOKEN, [_token_row(round_id, token) for token in round_.tokens])
-
         with self._lock:
-            if reply_id in self._open:
-                self._open[reply_id].tally.add(round_)
-                self._write_of(reply_id, job)
+            if reply_id not in self._open:
+                return
+            try:
+                round_ = plain_record(round_)
+                row, tokens = _round_row(reply_id, round_), [_token_row(token) for token in round_.tokens]
+            except (NotPlain, struct.error) as error:
+                self._refuse(error, reply_id)
+                return
+
+            def job(connection: sqlite3.Connection) -> None:
+                round_id = connection.execute(_INSERT_ROUND, row).lastrowid
+                connection.executemany(_INSERT_TOKEN, [(round_id, *token) for token in tokens])
+
+            self._open[reply_id].tally.add(round_)
+            self._write_of(reply_id, job)
 
     def finish_reply(self, reply_id: str, reply: Reply) -> None:
         """Writes how the reply ended, its figures, and the assistant's message; what is held goes first."""
         with self._lock:
             if reply_id not in self._open:
+                return
+            try:
+                reply = plain_record(reply)
+            except NotPlain as error:
+                self._refuse(error, reply_id)
                 return
             values = self._open[reply_id].tally.figures().as_row()
             visible = clean_text(reply.visible_text)
@@ -377,11 +399,23 @@ class Store:
 
     def add_comparison(self, comparison: Comparison) -> None:
         """Enters a comparison of drafters, or what was measured of it since it was entered."""
+        try:
+            comparison = plain_record(comparison)
+        except NotPlain as error:
+            self._refuse(error)
+            return
         self._write(comparison.id, lambda connection: compared.write(connection, comparison))
 
     def delete_comparison(self, comparison_id: str) -> bool:
         """Deletes a comparison. False, with a ``problem``, if it is not gone."""
         return self._delete(lambda connection: compared.delete(connection, comparison_id), comparison_id)
+
+    def _refuse(self, error: Exception, reply_id: str | None = None) -> None:
+        """Ends the record of an open reply before something that no table holds."""
+        with self._lock:
+            if self._recording:
+                self._open.pop(reply_id, None)
+                self._problem = f"Not recorded: {error}."
 
     # --- Reading
 

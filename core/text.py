@@ -5,6 +5,7 @@ Knows a Hugging Face tokenizer and nothing of models or sampling; prompts are ma
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Mapping, Sequence
 
 REPLACEMENT = "\ufffd"
@@ -51,8 +52,10 @@ class Detokenizer:
     """Turns ids into text one at a time, so that the pieces join to ``decode`` of all ids.
 
     A token that ends inside a character gives "", the one that completes the character gives all of
-    it. Only a few last ids are decoded at a time: ids from before the last complete character cannot
-    change what follows, but the one before gives a tokenizer that drops leading spaces its context.
+    it. What reads as U+FFFD is such an end, or that character itself, or bytes that no further one makes a
+    character of: which of them, the bytes say. Only a few last ids are decoded at a time: ids from before
+    the last complete character cannot change what follows, but the one before gives a tokenizer that drops
+    leading spaces its context.
     """
 
     def __init__(self, tokenizer):
@@ -65,7 +68,9 @@ class Detokenizer:
         """The text that ``token_id`` completes."""
         self._pending.append(token_id)
         text = decode(self._tokenizer, self._context + self._pending)
-        if text.endswith(REPLACEMENT) or len(text) <= len(self._context_text):
+        if len(text) <= len(self._context_text):
+            return ""
+        if text.endswith(REPLACEMENT) and not _at_border(self._tokenizer, self._pending):
             return ""
         new = text[len(self._context_text) :]
         self._context = self._pending
@@ -92,6 +97,41 @@ def _byte_of_character() -> dict[str, int]:
 _BYTES = _byte_of_character()
 
 
+def _byte_of_fallback(piece: str) -> bytes | None:
+    """The byte that a piece such as "<0xE2>" stands for."""
+    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
+        return bytes.fromhex(piece[3:5])
+    return None
+
+
+def _bytes_of_level(piece: str) -> bytes | None:
+    """The bytes of a piece of GPT-2's kind; None for others."""
+    known = all(character in _BYTES for character in piece)
+    return bytes(_BYTES[character] for character in piece) if known else None
+
+
+def _at_border(tokenizer, ids: Sequence[int]) -> bool:
+    """Whether ``ids``, which read as a text that ends with U+FFFD, end between characters: no id that follows
+    makes another character of their last bytes."""
+    shown = [id_ for id_ in ids if id_ not in tokenizer.all_special_ids]
+    pieces = [piece for id_ in shown if (piece := tokenizer.convert_ids_to_tokens(id_)) is not None]
+    if not pieces or REPLACEMENT in pieces[-1]:
+        return bool(pieces)
+    run = [_byte_of_fallback(piece) for piece in pieces]
+    if run[-1] is not None:
+        # A run of such bytes is read as a whole, each a U+FFFD unless all are characters.
+        start = max((i + 1 for i, byte in enumerate(run) if byte is None), default=0)
+        try:
+            b"".join(run[start:]).decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for piece in pieces:
+        decoder.decode(_bytes_of_level(piece) or piece.encode())
+    return not decoder.getstate()[0]
+
+
 def label(tokenizer, token_id: int) -> str:
     """A name for a token that shows no text: a special token's own, or its bytes as ⟨F0 9F⟩."""
     piece = tokenizer.convert_ids_to_tokens(token_id)
@@ -99,11 +139,15 @@ def label(tokenizer, token_id: int) -> str:
         return f"⟨id {token_id}⟩"
     if token_id in tokenizer.all_special_ids:
         return piece
-    if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-        return f"⟨{piece[3:5]}⟩"
-    if all(character in _BYTES for character in piece):
-        return "⟨" + " ".join(f"{_BYTES[character]:02X}" for character in piece) + "⟩"
-    return piece
+    known = _byte_of_fallback(piece) or _bytes_of_level(piece)
+    return piece if known is None else f"⟨{known.hex(' ').upper()}⟩"
+
+
+def shown_alone(tokenizer, token_id: int) -> str:
+    """A token's text by itself; one that is no whole character by its bytes and id, since the texts of many
+    such are alike."""
+    text = tokenizer.decode([token_id])
+    return f"{label(tokenizer, token_id)} id {token_id}" if REPLACEMENT in text else text
 
 
 class StopStrings:
@@ -119,10 +163,21 @@ class StopStrings:
         """Adds ``text``; True when a stop string is now complete (the earliest one sets ``cut``)."""
         start = max(0, len(self._text) - self._longest + 1)
         self._text += text
-        found = [at for stop in self._stops if (at := self._text.find(stop, start)) >= 0]
-        if found:
-            self.cut = min(found)
-        return bool(found)
+        if (found := self._first(self._text, start)) is not None:
+            self.cut = found
+        return found is not None
+
+    def _first(self, text: str, start: int) -> int | None:
+        """Where the first stop string that begins at ``start`` or later stands in ``text``."""
+        return min((at for stop in self._stops if (at := text.find(stop, start)) >= 0), default=None)
+
+    def end_of(self, text: str) -> int:
+        """How many characters of ``text``, what was pushed and what an unfinished character behind it reads
+        as, come before the first stop string: all without one."""
+        if self.cut is not None:
+            return self.cut
+        found = self._first(text, max(0, len(self._text) - self._longest + 1))
+        return len(text) if found is None else found
 
     def safe_length(self) -> int:
         """How many characters may be shown: none that could be the beginning of a stop string."""

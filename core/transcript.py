@@ -68,7 +68,8 @@ class Transcript:
         elif stopped:
             self.finish_reason = "stop_string"
         elif len(self.ids) >= self._max_length:
-            self.finish_reason = "length"
+            whole = decode(self._tokenizer, self.ids[self._prompt_tokens :])
+            self.finish_reason = "length" if self._stops.end_of(whole) == len(whole) else "stop_string"
         return Piece(text, self._label(token_id, text), *self._domains.push(text))
 
     def peek(self, token_ids: Sequence[int]) -> list[Piece]:
@@ -94,7 +95,7 @@ class Transcript:
 
     def visible_chars(self, text: str) -> int:
         """How many characters of ``text`` come before the stop string (all without one)."""
-        return len(text) if self._stops.cut is None else self._stops.cut
+        return self._stops.end_of(text)
 
     def _label(self, token_id: int, text: str) -> str | None:
         return None if text else label(self._tokenizer, token_id)

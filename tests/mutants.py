@@ -23,6 +23,8 @@ EXACTNESS += ["tests/core/test_exactness_trees.py"]
 NAMES = "sampling tree batched drafters drafters_untrained reuse engine engine_trees decoder decoder_trees"
 NAMES += " history rows store fake_card fake_pairs"
 TESTS = [f"tests/core/test_{name}.py" for name in NAMES.split()]
+TESTS += ["tests/core/test_rotary.py", "tests/core/test_ends.py", "tests/core/test_chat.py"]
+TESTS += ["tests/core/test_load.py::test_end_ids_are_all_that_the_targets_files_name"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,30 @@ class Mutant:
 
 
 MUTANTS = [
+    Mutant(
+        "an end id from the draft",
+        "models/general.py",
+        "end_ids=_end_ids(target),",
+        "end_ids=frozenset().union(*map(_end_ids, plans)),",
+    ),
+    Mutant(
+        "a rotary table without scaling",
+        "models/decoder.py",
+        "frequencies=inner.rotary_emb.inv_freq.float().cpu(),",
+        "frequencies=None,",
+    ),
+    Mutant(
+        "a GGUF's scaling passed over",
+        "models/plan.py",
+        "rotary.settle(config, checkpoint.rotary)",
+        "pass",
+    ),
+    Mutant(
+        "a template searched for words",
+        "chat.py",
+        "return self._render(changed, header) != text",
+        "return str(content).strip() in text",
+    ),
     Mutant("accept if u·q ≤ p", "sampling.py", "return u * q < p", "return u * q <= p"),
     Mutant("accept always", "sampling.py", "return u * q < p", "return p > 0"),
     Mutant("accept if p ≥ q only", "sampling.py", "return u * q < p", "return q <= p"),

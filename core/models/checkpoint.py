@@ -19,10 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from core.models import Progress, hub, silent
-from core.models.embedded import NAME, prepare_embedded, target_fingerprint
+from core.models.embedded import NAME, checked_fingerprint, prepare_embedded
 from core.models.errors import LoadError
 from core.models.gguf_header import read_header
 from core.models.memory import gigabytes, size_of
+from core.models.rotary import Rotary
 from core.models.spec import Kind, SpecError, hub_id, source_kind
 from core.models.weights import ADAPTER, INDEX, WeightFile, combined, parameters_in, sha256, weight_names
 
@@ -55,7 +56,8 @@ class Checkpoint:
     ``config`` is the content of config.json (of a GGUF: its header in the same words), ``generation_config``
     that of generation_config.json or empty. ``revision`` is the hub's commit. ``licence``, ``gated`` and
     ``parameters`` are None where they are not known. ``quantized`` is the form the weights are stored in, if
-    they are: transformers' quant_method or llama.cpp's file type.
+    they are: transformers' quant_method or llama.cpp's file type. ``rotary`` and ``end_ids`` are what a GGUF
+    file alone says of its rotary embedding and of the ids that end a reply.
     """
 
     source: str
@@ -71,6 +73,8 @@ class Checkpoint:
     parameters: int | None = None
     cached: bool = True
     quantized: str | None = None
+    rotary: Rotary | None = None
+    end_ids: frozenset[int] = frozenset()
 
     @property
     def name(self) -> str:
@@ -210,6 +214,8 @@ def _gguf(source: str, path: Path, progress: Progress) -> Checkpoint:
         licence=header.licence,
         parameters=header.parameters,
         quantized=header.quantized,
+        rotary=header.rotary,
+        end_ids=header.end_ids,
     )
 
 
@@ -362,7 +368,7 @@ def fingerprint(checkpoint: Checkpoint, progress: Progress = silent) -> str:
     change, so that a changed file gives another fingerprint. Raises LoadError.
     """
     if checkpoint.kind == "embedded":
-        return target_fingerprint(checkpoint.folder)
+        return checked_fingerprint(checkpoint.folder, progress)
     return combined(
         [file.sha256 or sha256(checkpoint.folder / file.name, progress) for file in checkpoint.weights]
     )

@@ -62,7 +62,12 @@ def lean_reason(config: Mapping) -> str | None:
     rope = config.get("rope_parameters") or {}
     kind = rope.get("rope_type", "default")
     nested = any(isinstance(value, Mapping) for value in rope.values())
-    if nested or kind not in FIXED_ROPES or rope.get("partial_rotary_factor", 1) not in (None, 1):
+    # Frequencies that change at a length do not where the model ends there.
+    fixed = kind == "longrope" and (
+        rope.get("original_max_position_embeddings", 0) >= config["max_position_embeddings"]
+    )
+    partial = rope.get("partial_rotary_factor", 1) not in (None, 1)
+    if nested or partial or (kind not in FIXED_ROPES and not fixed):
         return f"its rotary embedding ({'one a kind of layer' if nested else kind}) is another"
     return None
 

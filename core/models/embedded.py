@@ -52,6 +52,12 @@ FOLDER = f"smollm2-135m-instruct-{FORMAT}"
 MARKER = "redline.json"
 CONVERTING = "Converting the embedded model, once"
 
+# Of the drafts that ship, by file.
+DRAFT_SHA256 = {
+    "draft-eagle.safetensors": "7bbff2c80a7663ce2b850b458b15e4d92c788b540fa733ba19633e05de03cc6f",
+    "draft-medusa.safetensors": "a3324ac19151f5c2a954421aea35e34d17e5ee8068f1d1eaddd9f09e194d32e3",
+    "draft-model.safetensors": "a8d1fbb57828552cc1eedce4bac566c5712b67f5f1243f6d1f591fa6f2d3b57e",
+}
 DRAFTS = Path(__file__).resolve().parents[2] / "assets" / "draft"  # one file of each kind
 
 
@@ -78,12 +84,26 @@ def load_embedded(progress: Progress = silent, draft: Path | None = None) -> Pai
     from core.models.pair import build_embedded_pair  # imports torch: the page can be up before
 
     folder = prepare_embedded(progress)
-    return build_embedded_pair(folder, DRAFTS, target_fingerprint(folder), progress, draft)
+    return build_embedded_pair(folder, DRAFTS, checked_fingerprint(folder, progress), progress, draft)
 
 
 def target_fingerprint(folder: Path) -> str:
     """SHA-256 (hexadecimal) of the converted ``model.safetensors``, as kept in the folder's marker."""
     return json.loads((folder / MARKER).read_text(encoding="utf-8"))["model_sha256"]
+
+
+def checked_fingerprint(folder: Path, progress: Progress = silent) -> str:
+    """The same, and the weights are what was converted, as are the drafts that ship: each is read once, and
+    again when it was changed. Raises LoadError."""
+    from core.models.weights import check_known  # which keeps what it remembers in ``home()``
+
+    known = target_fingerprint(folder)
+    remedy = f"delete {folder}, and it is made anew at the next start"
+    check_known(folder / "model.safetensors", known, remedy, progress)
+    for name, digest in DRAFT_SHA256.items():
+        if (DRAFTS / name).is_file():  # a missing one is told where it is wanted
+            check_known(DRAFTS / name, digest, "fetch Redline's files anew", progress)
+    return known
 
 
 def prepare_embedded(progress: Progress = silent) -> Path:

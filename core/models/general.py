@@ -25,6 +25,7 @@ from core.models import Progress, distilled, quantize
 from core.models.checkpoint import fetch, fingerprint
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import DRAFTS
+from core.models.ends import end_ids
 from core.models.linear.findings import Sizes
 from core.models.load_model import Model, load_model
 from core.models.pair import NO_DRAFT, Pair, warm_up
@@ -37,7 +38,6 @@ from core.models.transformers_decoder import (
 from core.models.vocabulary import compare
 from core.records import PairInfo
 from core.settings import SUGGESTIBLE, SettingsError, parse_settings
-from core.text import end_token_ids
 
 
 def load_general(spec: PairSpec, say: Progress) -> Pair:
@@ -75,7 +75,7 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
         tokenizer=target.tokenizer,
         target=models[0],
         drafter=own.drafter if own else None,
-        end_ids=frozenset().union(*map(_end_ids, plans)),
+        end_ids=_end_ids(target),
         suggested=suggested_settings(target.checkpoint.generation_config),
         notes=tuple(notes),
         others={**makers(models[0], info, own), **trained},
@@ -83,8 +83,10 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
 
 
 def _end_ids(plan: Plan) -> frozenset[int]:
-    config = plan.checkpoint.config
-    return end_token_ids(plan.tokenizer, config, config.get("text_config"), plan.checkpoint.generation_config)
+    """Of a target: what a draft's files name may be an ordinary word of it."""
+    found = plan.checkpoint
+    configs = (found.config, found.config.get("text_config"), found.generation_config)
+    return end_ids(plan.tokenizer, *configs, file=found.end_ids)
 
 
 def suggested_settings(generation_config: Mapping | None) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""What a GGUF file says of itself: architecture, sizes, context, quantisation; tensors are not read.
+"""What a GGUF file says of itself: architecture, sizes, context, quantisation, rotary scaling and ends.
+
+Of tensors only the factors of the rotary embedding are read, which are no weights.
 
 Knows nothing of how the file is loaded: transformers does that.
 """
@@ -9,6 +11,8 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.models import rotary
+from core.models.ends import gguf_ends
 from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 
 
@@ -17,13 +21,16 @@ class Header:
     """``config`` speaks as a ``config.json`` does; ``quantized`` is llama.cpp's name of the file type
     ("Q4_1").
 
-    ``parameters`` counts the numbers in all tensors.
+    ``parameters`` counts the numbers in all tensors. ``rotary`` is None where the file says nothing of one.
+    ``end_ids`` are those at which llama.cpp would end a reply.
     """
 
     config: dict[str, object]
     quantized: str
     parameters: int
     licence: str | None
+    rotary: rotary.Rotary | None = None
+    end_ids: frozenset[int] = frozenset()
 
 
 def read_header(path: Path) -> Header:
@@ -87,4 +94,32 @@ def _header(path: Path) -> Header:
         quantized = LlamaFileType(file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
     except ValueError:  # none stated, or one that came later: the widest used type says most
         quantized = max((tensor.n_elements, tensor.tensor_type.name) for tensor in reader.tensors)[1]
-    return Header(config, quantized, parameters, said.get("general.license"))
+    words = [] if tokens is None else [_text(tokens.parts[index]) for index in tokens.data]
+    return Header(
+        config,
+        quantized,
+        parameters,
+        said.get("general.license"),
+        _rotary(path, reader, said, config),
+        gguf_ends(said, words),
+    )
+
+
+def _text(part) -> str:
+    return part.tobytes().decode("utf-8", "replace")
+
+
+def _rotary(path: Path, reader, said: dict, config: dict) -> rotary.Rotary | None:
+    """Raises LoadError, by name, for one that cannot run here."""
+    names = (rotary.FACTORS, rotary.LONG, rotary.SHORT)
+    factors = {tensor.name: tensor.data.tolist() for tensor in reader.tensors if tensor.name in names}
+    architecture = said["general.architecture"]
+    if not factors and not any(name.startswith(f"{architecture}.rope.") for name in said):
+        return None
+    try:
+        return rotary.of_gguf(said, architecture, factors, config)
+    except rotary.UnknownRotary as error:
+        raise LoadError(
+            f"{path.name} turns positions by {error}, which Redline cannot: use the same model in "
+            "safetensors."
+        ) from error

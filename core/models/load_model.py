@@ -17,7 +17,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from core.models import Progress, memory, quantize
+from core.models import Progress, memory, quantize, rotary
 from core.models.by_layer import TABLE, Skeleton
 from core.models.decoder import Decoder
 from core.models.errors import LoadError, UnusableNumbers, first_line, is_out_of_memory
@@ -64,6 +64,7 @@ def _loaded(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
             _check_what_is_left(plan, reason)
         log.info("%s runs through transformers' modules: %s", plan.name, reason)
         model = _read(plan)
+        _check_rotary(plan, model)
         quantize.apply(model, plan.form, plan.sizes)
         decoder = TransformersDecoder(model)
         say(f"Checking that {plan.name} can take drafts back", None)
@@ -111,6 +112,10 @@ def _lean(plan: Plan, say: Progress) -> tuple[Decoder | None, str]:
             f"{plan.name} gives unusable numbers in {plan.dtype}: choose another --dtype, as float32."
         )
     found, other = difference(ours, whole), difference(after(strange), whole)
+    meant = _meant(plan)
+    if meant is not None and (fault := rotary.table_fault(meant, decoder.rotations[:, 0])) is not None:
+        log.warning("The lean decoder turns the positions of %s otherwise than meant: %s", plan.name, fault)
+        return None, "its positions would be turned otherwise than its files say"
     if found <= max(ROUNDING, other / 2 if plan.form == "none" else other):
         return decoder, ""
     log.warning("The lean decoder scores %s otherwise than transformers: by %.1e", plan.name, found)
@@ -128,6 +133,25 @@ def _check_what_is_left(plan: Plan, reason: str) -> None:
     memory.check([plan.need_whole], plan.device)
 
 
+def _meant(plan: Plan) -> rotary.Rotary | None:
+    """The rotary embedding by the files' own words, read here once more; None where that is not known."""
+    found = plan.checkpoint
+    if found.kind == "gguf":
+        return found.rotary
+    return rotary.of_config(found.config, getattr(type(plan.config), "default_theta", 10000.0))
+
+
+def _check_rotary(plan: Plan, model) -> None:
+    """Raises LoadError where transformers turns a GGUF file's positions otherwise than the file says: it
+    knows few of the ways in which such files are written, and passes over the others without a word."""
+    meant = plan.checkpoint.rotary
+    if meant is not None and (fault := rotary.module_fault(meant, model)) is not None:
+        raise LoadError(
+            f"The rotary embedding of {plan.name} would not be run as its file says ({fault}): use the same "
+            "model in safetensors."
+        )
+
+
 def _place(device: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if device == "cuda" else torch.device("cpu")
 
@@ -139,7 +163,7 @@ def _read(plan: Plan):
         dtype=getattr(torch, plan.dtype), device_map=where, output_loading_info=True
     )
     if plan.checkpoint.kind == "gguf":
-        how |= dict(quantization_config=transformers.GgufConfig(dequantize=True))
+        how |= dict(quantization_config=transformers.GgufConfig(dequantize=True), config=plan.config)
     else:
         how |= dict(use_safetensors=True)
         if plan.stored_form:

@@ -25,6 +25,7 @@ from core.models import Progress, distilled, silent, sizes
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import NAME, home
+from core.models.ends import end_ids
 from core.models.key_blocks import KEY_BLOCK
 from core.models.linear import evidence
 from core.models.linear.findings import Found
@@ -33,7 +34,7 @@ from core.models.rotation import Rotation
 from core.models.rows import row_dependence
 from core.models.spec import CUSTOM, EMBEDDED
 from core.records import PairInfo, Settings
-from core.text import PromptError, end_token_ids
+from core.text import PromptError
 
 
 @dataclass
@@ -160,7 +161,7 @@ def build_embedded_pair(
         tokenizer=tokenizer,
         target=target,
         drafter=own.drafter,
-        end_ids=end_token_ids(tokenizer, config, generation),
+        end_ids=end_ids(tokenizer, config, generation),
         notes=(found.sentence,) if found.sentence else (),
         products=found,
         others={**makers(target, info, own), **trained},

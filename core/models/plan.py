@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 
-from core.models import Progress, card, memory, quantize, silent
+from core.models import Progress, card, memory, quantize, rotary, silent
 from core.models.checkpoint import Checkpoint, inspect
 from core.models.decoder import lean_reason
 from core.models.errors import LoadError, first_line, is_out_of_memory, too_little_memory
@@ -240,6 +240,8 @@ def _config(checkpoint: Checkpoint) -> transformers.PreTrainedConfig:
             f"{name} is of type {config.model_type}, which fills gaps in a text and does not go on with it: "
             "choose one that writes text."
         )
+    if checkpoint.rotary is not None and getattr(config, "rope_parameters", None):
+        rotary.settle(config, checkpoint.rotary)
     context_length(config)
     return config
 

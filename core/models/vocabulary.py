@@ -96,4 +96,4 @@ def _special_note(target: Tokenizer, draft: Tokenizer) -> list[str]:
     if not differences:
         return []
     differing = "; ".join(differences)
-    return [f"Special ids differ between target and draft ({differing}): an end of either ends a reply."]
+    return [f"Special ids differ between target and draft ({differing}): the target's ends a reply."]

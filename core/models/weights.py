@@ -138,6 +138,16 @@ def sha256(path: Path, progress: Progress) -> str:
     return digest
 
 
+def check_known(path: Path, known: str, remedy: str, progress: Progress) -> None:
+    """Raises LoadError, which ends with ``remedy``, unless the content has the SHA-256 it is ``known`` by.
+    Read once: a file of the same size and time of change is remembered."""
+    if sha256(path, progress) != known:
+        raise LoadError(
+            f"{path} is not the file that it was (its SHA-256 is another than the {known[:12]}… it is known"
+            f" by): {remedy}."
+        )
+
+
 def _stamp(path: Path) -> list[int]:
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]

@@ -133,9 +133,23 @@ def _write(folder: Path, model, template: bool = True, generation=None) -> Path:
     return folder
 
 
-def write_gguf(file: Path, seed: int, family: str = "llama", **changes) -> Path:
+def write_gguf(
+    file: Path,
+    seed: int,
+    family: str = "llama",
+    *,
+    exact: bool = False,
+    says=None,
+    factors=None,
+    template=TEMPLATE,
+    **changes,
+) -> Path:
     """Writes a Llama (query and key rows in its rotary order), Qwen2 or Qwen3 as llama.cpp does: matrices
-    in Q8_0."""
+    in Q8_0.
+
+    ``exact``: all in float32. ``says`` are further fields of its header, ``factors`` tensors of its rotary
+    embedding, by name; ``changes`` are to the model's config.
+    """
     import gguf
 
     model = make_model(family, seed, **changes)
@@ -153,7 +167,11 @@ def write_gguf(file: Path, seed: int, family: str = "llama", **changes) -> Path:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_vocab_size(config.vocab_size)
-    _add_tokenizer(writer, config.vocab_size)
+    _add_tokenizer(writer, config.vocab_size, template)
+    for name, value in (says or {}).items():
+        {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}[type(value)](name, value)
+    for name, values in (factors or {}).items():
+        writer.add_tensor(name, np.asarray(values, np.float32))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config.num_hidden_layers)
     for name, tensor in weights.items():
         values = tensor.float().numpy()
@@ -165,7 +183,8 @@ def write_gguf(file: Path, seed: int, family: str = "llama", **changes) -> Path:
             values = (
                 values.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
             )
-        kind = gguf.GGMLQuantizationType.Q8_0 if values.ndim == 2 else gguf.GGMLQuantizationType.F32
+        packs = values.ndim == 2 and not exact
+        kind = gguf.GGMLQuantizationType.Q8_0 if packs else gguf.GGMLQuantizationType.F32
         packed = gguf.quants.quantize(np.ascontiguousarray(values), kind)
         writer.add_tensor(names.get_name(name, (".weight", ".bias")), packed, raw_dtype=kind)
     writer.write_header_to_file()
@@ -175,7 +194,7 @@ def write_gguf(file: Path, seed: int, family: str = "llama", **changes) -> Path:
     return file
 
 
-def _add_tokenizer(writer, vocabulary: int) -> None:
+def _add_tokenizer(writer, vocabulary: int, template: str) -> None:
     import json
 
     import gguf
@@ -195,4 +214,4 @@ def _add_tokenizer(writer, vocabulary: int) -> None:
     writer.add_token_types(kinds + [gguf.TokenType.UNUSED for _ in padding])
     writer.add_token_merges([" ".join(pair) for pair in inner["model"]["merges"]])
     writer.add_eos_token_id(0)
-    writer.add_chat_template(TEMPLATE)
+    writer.add_chat_template(template)

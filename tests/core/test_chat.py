@@ -12,17 +12,20 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
 from core.chat import (
+    BLOCKS,
     NO_TEMPLATE,
     PLAIN_STOP,
     SYSTEM_MERGED,
     Prompt,
     as_message,
+    closing_ids,
     encode_chat,
     fit_chat,
     flatten_history,
     prompt_limit,
     split_thoughts,
 )
+from core.reuse import common_prefix
 from core.text import PromptError, decode
 
 ROOM = 100_000
@@ -194,6 +197,96 @@ def test_any_other_fault_of_a_template_is_one_sentence(template):
             fit_chat(tokenizer, chat, ROOM)
 
 
+# --- What arrived (NX-07) ----------------------------------------------------------------------------------
+
+PARTS = (  # wants a list of parts: a text has none
+    "{% for m in messages %}<{{ m.role }}>"
+    "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}</s>{% endfor %}"
+    "<assistant>"
+)
+PARTS_OF_QUESTIONS = (  # answers as text, questions as parts
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{{ m.content }}{% else %}"
+    "{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endif %}</s>"
+    "{% endfor %}"
+)
+DROPS_SYSTEM = (
+    "{% for m in messages %}{% if m.role != 'system' %}<{{ m.role }}>{{ m.content }}</s>{% endif %}"
+    "{% endfor %}"
+)
+
+
+def test_nx_07_a_template_that_wants_parts_gets_them():
+    prompt = fit_chat(byte_tokenizer(PARTS), [user("What is two plus two?")], ROOM)
+    assert prompt.notes == ()
+    assert byte_tokenizer().decode(prompt.ids) == "<user>What is two plus two?</s><assistant>"
+    chat = [system("Be brief."), user("One?"), assistant("1"), user("Two?")]
+    text = "<system>Be brief.</s><user>One?</s><assistant>1</s><user>Two?</s><assistant>"
+    prompt = fit_chat(byte_tokenizer(PARTS), chat, ROOM)
+    assert byte_tokenizer().decode(prompt.ids) == text and prompt.notes == ()
+
+
+def test_nx_07_parts_for_the_roles_alone_that_want_them():
+    chat = [user("One?"), assistant("1"), user("Two?")]
+    assert written(byte_tokenizer(PARTS_OF_QUESTIONS), chat) == "<user>One?</s><assistant>1</s><user>Two?</s>"
+
+
+@pytest.mark.parametrize("system_words", ["Be brief", "Be terse", "?", "<user>"])
+def test_nx_07_whether_a_system_prompt_arrived_is_not_a_matter_of_its_words(system_words):
+    """The first stands in the question, the last two in what the template writes."""
+    tokenizer = byte_tokenizer(DROPS_SYSTEM)
+    prompt = fit_chat(tokenizer, [system(system_words), user("Be brief or long?")], ROOM)
+    assert prompt.notes == (SYSTEM_MERGED,)
+    assert tokenizer.decode(prompt.ids) == f"<user>{system_words}\n\nBe brief or long?</s>"
+
+
+def test_nx_07_parts_and_a_system_prompt_that_is_left_out():
+    tokenizer = byte_tokenizer(
+        PARTS.replace("<{{ m.role }}>", "{% if m.role == 'system' %}{% continue %}{% endif %}<u>")
+    )
+    prompt = fit_chat(tokenizer, [system("Be brief"), user("Be brief or long?")], ROOM)
+    assert prompt.notes == (SYSTEM_MERGED,)
+    assert tokenizer.decode(prompt.ids) == "<u>Be brief\n\nBe brief or long?</s><assistant>"
+
+
+@pytest.mark.parametrize(
+    "template, chat, what",
+    [
+        ("{{ messages | length }} questions", [user("Hi")], "the question"),
+        ("{{ messages[0].content }}", [user("Hi"), assistant("Hello"), user("More")], "the question"),
+        (
+            "{{ messages[-1].content }}",
+            [system("S"), user("Hi"), assistant("Hello"), user("More")],
+            "the system",
+        ),
+    ],
+)
+def test_nx_07_what_arrives_in_no_way_is_refused(template, chat, what):
+    with pytest.raises(PromptError, match=f"leaves {what}"):
+        fit_chat(byte_tokenizer(template), chat, ROOM)
+
+
+# --- The end of an answer (NX-06) --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "template, ends",
+    [
+        (CHATML, ["<|im_end|>"]),
+        (MISTRAL, ["</s>"]),
+        (THINKING, ["<|im_end|>"]),
+        (PARTS.replace("</s>", "<|im_end|>"), ["<|im_end|>"]),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", []),
+        ("{% for m in messages %}<|im_start|>{{ m.content }}\n{% endfor %}", ["<|im_start|>"]),  # as GLM's
+        ("{{ raise_exception('No.') }}", []),
+        ("{{ messages[0].content }}<|im_end|>", []),  # answers are left out
+        (None, []),
+    ],
+)
+def test_nx_06_what_the_template_writes_behind_an_answer_ends_it(template, ends):
+    tokenizer = byte_tokenizer(template)
+    assert closing_ids(tokenizer) == set(tokenizer.convert_tokens_to_ids(ends))
+
+
 # --- BOS (CT-03) -------------------------------------------------------------------------------------------
 
 
@@ -352,11 +445,14 @@ def test_sd_13_what_is_dropped_when_a_chat_does_not_fit(smol):
         fit_chat(smol, turns[:1], 10)
 
 
-def test_sd_13_no_turn_is_dropped_that_would_have_fitted(smol):
+def test_sd_13_no_more_is_dropped_than_a_block_beyond_what_does_not_fit(smol):
     turns = [say(f"{n} " + "word " * (n % 7)) for n in range(25) for say in (user, assistant)][:-1]
     lengths = {start: len(encode_chat(smol, turns[start:])) for start in range(0, len(turns), 2)}
+    assert fit_chat(smol, turns, lengths[0]).dropped_messages == 0
     for start, length in lengths.items():
-        assert fit_chat(smol, turns, length).dropped_messages == start
+        prompt = fit_chat(smol, turns, length)
+        longest = max(size - lengths.get(at + 2, 0) for at, size in lengths.items())
+        assert prompt.dropped_messages >= start and len(prompt.ids) >= length - length // BLOCKS - 2 * longest
 
 
 def test_a_long_chat_is_written_few_times(smol, monkeypatch):
@@ -366,7 +462,32 @@ def test_a_long_chat_is_written_few_times(smol, monkeypatch):
         smol, "apply_chat_template", lambda chat, **given: rendered.append(len(chat)) or render(chat, **given)
     )
     assert fit_chat(smol, turns, 500).dropped_messages > 100
-    assert len(rendered) <= 1 + 7
+    assert len(rendered) <= 2 * (1 + 7)  # each once more, to see whether the question arrived
+
+
+def test_nx_08_a_full_context_makes_room_for_several_turns_at_once():
+    """Most follow-ups go on from what was read. Before, each of them dropped the next oldest turn."""
+    tokenizer, chat, before, shares = byte_tokenizer(CHATML), [system("Be brief.")], [], []
+    dropped = []
+    for turn in range(40):
+        prompt = fit_chat(tokenizer, [*chat, user(f"{turn}: {'question ' * (3 + turn % 3)}")], 1600)
+        shares.append(common_prefix(before, prompt.ids) / len(prompt.ids))
+        assert len(prompt.ids) <= 1600 and (not prompt.dropped_messages or len(prompt.ids) > 1600 * 0.6)
+        answer = f"{turn}: {'answer ' * (8 + turn % 5)}"
+        before = prompt.ids + tokenizer(answer, add_special_tokens=False)["input_ids"]
+        chat += [user(f"{turn}: {'question ' * (3 + turn % 3)}"), assistant(answer)]
+        dropped.append(prompt.dropped_messages)
+    full = [share for share, gone in zip(shares, dropped, strict=True) if gone]
+    assert len(full) > 25 and dropped == sorted(dropped)
+    assert sum(share > 0.8 for share in full) >= 0.6 * len(full)
+    assert sum(full) / len(full) > 0.5
+
+
+def test_nx_08_turns_too_long_for_blocks_are_dropped_one_by_one():
+    tokenizer = byte_tokenizer(CHATML)
+    chat = [user("a" * 900), assistant("b" * 30), user("c" * 30), assistant("d" * 30), user("e" * 890)]
+    prompt = fit_chat(tokenizer, chat, 1100)
+    assert prompt.dropped_messages == 2 and prompt.ids == encode_chat(tokenizer, chat[2:])
 
 
 def test_a_reply_keeps_its_room_but_never_more_than_half_the_context():

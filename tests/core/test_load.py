@@ -307,11 +307,12 @@ def test_dtypes_may_differ_between_target_and_draft(folder):
     assert answer.error is None and "accepted" in {token.fate for token in tokens}
 
 
-def test_end_ids_are_all_that_any_file_names(tmp_path):
-    """SD-02: tokenizer 0, target's generation config 1 and 106, draft's config 7."""
+def test_end_ids_are_all_that_the_targets_files_name(tmp_path):
+    """SD-02: tokenizer 0, target's generation config 1 and 106, its template 2; not the draft's config, 7."""
     target = write_model(tmp_path / "t", "llama", 1, generation={"eos_token_id": [1, 106]})
     draft = write_model(tmp_path / "d", "llama", 2, eos_token_id=7)
-    assert load_pair(spec(target, draft)).end_ids == {0, 1, 106, 7}
+    pair = load_pair(spec(target, draft))
+    assert pair.end_ids == pair.drafting("plain").end_ids == {0, 1, 106, 2}
 
 
 def test_what_a_generation_config_suggests(tmp_path):

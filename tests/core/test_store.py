@@ -647,3 +647,70 @@ def test_settings_are_stored_as_json_that_people_can_read(store, path):
     record(store, "p", settings=Settings(stop=("ß",)))
     ((stop,),) = rows(path, "SELECT stop FROM replies")
     assert "ß" in stop and json.loads(stop) == ["ß"]
+
+
+# --- Scalars of other libraries
+
+
+def scalars():
+    import numpy as np
+    import torch
+
+    return {
+        "float32": (np.float32(0.25), 0.25),
+        "float64": (np.float64(0.25), 0.25),
+        "float16": (np.float16(0.25), 0.25),
+        "array": (np.array([0.25]), 0.25),
+        "int64": (np.int64(3), 3),
+        "tensor": (torch.tensor(0.25), 0.25),
+        "bfloat16": (torch.tensor([0.25], dtype=torch.bfloat16), 0.25),
+        "whole tensor": (torch.tensor(3), 3),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["float32", "float64", "float16", "array", "int64", "tensor", "bfloat16", "whole tensor"]
+)
+def test_scalars_of_numpy_and_torch_become_numbers(store, path, kind):
+    """They were stored as BLOBs, which the next export could not read."""
+    value, meant = scalars()[kind]
+    tokens = (
+        token("a", 0, 0, 0, p=value, overlap=value, top_p=((scalars()["int64"][0], scalars()["tensor"][0]),)),
+        token("b", 1, 1, 1),
+    )
+    round_ = dataclasses.replace(round_of("ab"), tokens=tokens, draft_seconds=value)
+    reply = dataclasses.replace(reply_of([round_]), prefill_seconds=value, seconds=value)
+    conversation, _, reply_id = record(
+        store, rounds=[round_], prefill_seconds=value, settings=Settings(top_p=value)
+    )
+    assert store.problem is None and reply.seconds is value
+    found = "SELECT typeof(p), p, typeof(overlap) FROM tokens ORDER BY id LIMIT 1"
+    assert rows(path, found)[0][1] == meant and set(rows(path, found)[0]) <= {meant, "real", "integer"}
+    kinds = {
+        kind
+        for table in ("rounds", "replies")
+        for row in rows(path, f"SELECT * FROM {table}")
+        for kind in map(type, row)
+    }
+    assert bytes not in kinds
+    assert store.conversation(conversation).messages[1].shown.prefill_seconds == meant
+
+
+@pytest.mark.parametrize("value", [b"12", [1, 2], object(), 2**63, "many"], ids=str)
+def test_what_is_no_number_ends_the_record_of_that_reply_in_words(store, path, value):
+    import numpy as np
+
+    value = np.zeros(2) if value == "many" else value
+    good, bad = round_of("ab"), dataclasses.replace(round_of("ab", 1, 2), context_tokens=value)
+    _, _, reply_id = record(store, rounds=[good, bad])
+    assert store.problem.startswith("Not recorded: context_tokens is a ")
+    assert rows(path, "SELECT count(*) FROM rounds") == [(1,)]
+    assert rows(path, "SELECT finish_reason FROM replies") == [(None,)]
+    record(store, "ab")  # and the next is recorded
+    assert store.problem is None and rows(path, "SELECT count(*) FROM rounds") == [(2,)]
+
+
+def test_an_id_that_no_column_holds_is_refused(store, path):
+    bad = dataclasses.replace(round_of("a"), tokens=(token("a", 0, 0, 0, top_p=((-1, 0.5),)),))
+    record(store, rounds=[bad])
+    assert store.problem.startswith("Not recorded: ") and rows(path, "SELECT count(*) FROM rounds") == [(0,)]

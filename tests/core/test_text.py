@@ -16,6 +16,7 @@ from core.text import (
     decode,
     end_token_ids,
     label,
+    shown_alone,
 )
 from core.transcript import Transcript
 
@@ -84,6 +85,44 @@ def test_a_character_split_over_tokens_is_given_whole_by_the_last(byte_tokenizer
     ids = list("😀".encode())
     assert streamed(byte_tokenizer, ids) == ["", "", "", "😀"]
     assert [label(byte_tokenizer, i) for i in ids] == ["⟨F0⟩", "⟨9F⟩", "⟨98⟩", "⟨80⟩"]
+
+
+def test_a_run_of_real_replacement_characters_is_shown_as_it_comes(byte_tokenizer, llama_like):
+    """Not at the reply's end: it is a character as others are, and no half of one."""
+    ids = list(REPLACEMENT.encode()) * 3
+    assert streamed(byte_tokenizer, ids) == ["", "", REPLACEMENT] * 3
+    assert streamed(llama_like, [byte + 1 for byte in ids]) == ["", "", REPLACEMENT] * 3
+    with_piece = llama_like.__class__(tokenizer_object=llama_like.backend_tokenizer)
+    with_piece.add_tokens([REPLACEMENT])
+    own = with_piece.convert_tokens_to_ids(REPLACEMENT)
+    assert streamed(with_piece, [own, own]) == [REPLACEMENT, REPLACEMENT]
+
+
+def test_bytes_that_begin_no_character_are_shown_as_they_come(byte_tokenizer):
+    assert streamed(byte_tokenizer, [0xFF, 0xE2, 0x82, 0xAC, 0x80]) == [REPLACEMENT, "", "", "€", REPLACEMENT]
+    assert streamed(byte_tokenizer, [0xE2, 0x28]) == ["", REPLACEMENT + "("]
+
+
+@pytest.mark.parametrize("end", ["length", "eos_token", "cancelled"])
+def test_a_stop_string_of_replacement_characters_is_cut_at_the_replys_end_too(byte_tokenizer, end):
+    """Half a character reads as one when nothing follows."""
+    ends, most = frozenset({0x9F} if end == "eos_token" else ()), 5 if end == "length" else 99
+    transcript = Transcript(byte_tokenizer, [5], ends, ("b" + REPLACEMENT,), most, "auto")
+    shown = ""
+    for id_ in [*b"ab", *"😀".encode()[:2]]:
+        transcript.push(id_)
+        shown += transcript.newly_safe()
+    assert transcript.finish_reason == {"length": "stop_string", "eos_token": "eos_token"}.get(end)
+    whole = decode(byte_tokenizer, transcript.ids[1:])
+    assert whole == "ab" + REPLACEMENT
+    assert shown == "a" and transcript.visible_chars(whole) == 1
+
+
+def test_ids_that_read_alike_are_told_apart_by_bytes_and_id(byte_tokenizer, llama_like):
+    assert shown_alone(byte_tokenizer, 0xF0) == "⟨F0⟩ id 240"
+    assert shown_alone(byte_tokenizer, 0x9F) == "⟨9F⟩ id 159"
+    assert shown_alone(llama_like, 0x9F + 1) == "⟨9F⟩ id 160"
+    assert shown_alone(byte_tokenizer, ord("a")) == "a"
 
 
 def test_words_of_a_llama_tokenizer_keep_their_spaces(llama_like):

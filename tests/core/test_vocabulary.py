@@ -99,5 +99,5 @@ def test_special_ids_that_differ_are_noted():
     notes = compare(tokenizer(WORDS, eos_token="c"), tokenizer(WORDS, eos_token="d", bos_token="a"), 4, 4)
     assert notes == (
         "Special ids differ between target and draft (begin of text is none and 0; end of text is 2 and 3): "
-        "an end of either ends a reply.",
+        "the target's ends a reply.",
     )
