@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from app.loading import LoadingState
-from core.models import checkpoint, memory
+from core.models import card, checkpoint, memory
 from core.models.catalogue import CATALOGUE, Entry, fitting, spec
 from core.models.checkpoint import is_here
 from core.models.errors import LoadError
@@ -65,9 +65,10 @@ def _download_bytes(source: str) -> int:
 
 
 def suggestion() -> Entry | None:
-    """The catalogue's pair that fits this machine's card; None without a card or where none fits."""
+    """The catalogue's pair that fits this machine's card; None without a card that this torch knows, or where
+    none fits."""
     free = memory.free_bytes("cuda")
-    return None if free is None else fitting(free, "cuda")
+    return None if free is None or card.unknown() else fitting(free, "cuda")
 
 
 def offer(state: LoadingState) -> Entry | None:

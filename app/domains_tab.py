@@ -20,7 +20,7 @@ from app.charts import chart_script
 from app.conversation import Desk
 from app.display import as_html
 from app.events import AT_ONCE, PRIVATE
-from app.exports import Exports
+from app.exports import USUAL, Exports
 from app.figures import decimal, percent
 from core.domain_table import (
     ALL,
@@ -149,7 +149,7 @@ class DomainsTab:
                 self.export = gr.Button(
                     "Domains (CSV)", size="sm", elem_id="export-domains", min_width=120, scale=0
                 )
-            self._files = Exports("domains-file")
+                self._files = Exports("domains-file")
 
     def mount(self, page: gr.Blocks) -> None:
         """Connect the handlers: the record is read whenever the tab is opened (without a tab, the page)."""
@@ -210,11 +210,11 @@ class DomainsTab:
             self.chart: "{}",
         }
 
-    def write(self) -> str:
+    def write(self, form: str = USUAL) -> str:
         """The whole comparison, every combination, as a CSV file."""
         if not self.desk.personal:
             raise gr.Error(NOT_ALONE, print_exception=False)
-        return self._files.write(self.desk.store, "domains")
+        return self._files.write(self.desk.store, "domains", form=form)
 
 
 # ---------------------------------------------------------------------- filters

@@ -21,7 +21,7 @@ from app import zero_gpu
 from app.compared_view import progress, result, rule_name, title
 from app.conversation import NOT_DRAFTING, Desk
 from app.events import AT_ONCE, PRIVATE
-from app.exports import Exports
+from app.exports import USUAL, Exports
 from app.loading import LoadingState
 from core.compare import MAX_PROMPTS, CompareError, Step, compare, prompts_for
 from core.compared import PLAIN, Comparison
@@ -143,7 +143,7 @@ class DraftersTab:
                 self.export = gr.Button(
                     "All (CSV)", size="sm", elem_id="export-comparisons", scale=0, min_width=100
                 )
-            self._files = Exports("comparisons-file")
+                self._files = Exports("comparisons-file")
             self._seen, self._opened = gr.State(-1), gr.State(None)
             self._timer = gr.Timer(WATCH_SECONDS)
 
@@ -294,11 +294,11 @@ class DraftersTab:
             self.result: result(newest) if newest else NOTHING,
         }
 
-    def write(self) -> str:
+    def write(self, form: str = USUAL) -> str:
         """The path of the record's comparisons as CSV."""
         if not self.desk.personal:
             raise gr.Error(NOT_ALONE, print_exception=False)
-        return self._files.write(self.desk.store, "comparisons")
+        return self._files.write(self.desk.store, "comparisons", form=form)
 
     def _owner(self, request: gr.Request | None) -> str:
         """Whose comparison a page's is: each page its own where people share them."""

@@ -10,19 +10,27 @@ from __future__ import annotations
 
 import argparse
 import errno
+import ipaddress
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from core.models import network
 from core.models.spec import PairSpec, SpecError, add_pair_arguments, pair_spec
+
+if TYPE_CHECKING:
+    from app.loading import Loader
 
 DEFAULT_PORT = 7860
 PORTS_TO_TRY = 100
 NOT_OURS = (errno.EADDRNOTAVAIL, 10049)  # the second is what Windows says
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")  # addresses that stand for all of this computer's
 
 
 class LaunchError(Exception):
@@ -46,7 +54,29 @@ class Options:
     @property
     def personal(self) -> bool:
         """Only the person at this computer can reach the page, so the whole record is theirs."""
-        return self.host in LOOPBACK and not self.share and not self.on_space
+        return _is_loopback(self.host) and not self.share and not self.on_space
+
+    @property
+    def url_host(self) -> str:
+        """The host as it stands in an address that a browser takes."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"[{host}]" if ":" in host else host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _bare(host: str) -> str:
+    """An IPv6 address without the brackets it has in a URL, in its shortest form; other hosts as they are."""
+    inner = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        return str(ipaddress.IPv6Address(inner))
+    except ValueError:
+        return host
 
 
 def _port(name: str, text: str) -> int:
@@ -77,7 +107,7 @@ def parse_options(arguments: Sequence[str] | None, environment: Mapping[str, str
     add_pair_arguments(parser)
     flags = parser.parse_args(arguments)
     on_space = bool(environment.get("SPACE_ID"))
-    host = flags.host or environment.get("GRADIO_SERVER_NAME", "").strip()
+    host = (flags.host or "").strip() or environment.get("GRADIO_SERVER_NAME", "").strip()
     port_variable = environment.get("GRADIO_SERVER_PORT", "").strip()
     if flags.port is not None:
         port = _port("--port", flags.port.strip())
@@ -90,7 +120,7 @@ def parse_options(arguments: Sequence[str] | None, environment: Mapping[str, str
     except SpecError as error:
         raise LaunchError(str(error)) from error
     return Options(
-        host=host or ("0.0.0.0" if on_space else "127.0.0.1"),
+        host=_bare(host) or ("0.0.0.0" if on_space else "127.0.0.1"),
         port=port,
         port_is_fixed=flags.port is not None,
         db=flags.db,
@@ -123,13 +153,18 @@ def _is_free(host: str, port: int) -> bool:
     return True
 
 
+def _both_free(host: str, port: int) -> bool:
+    """Whether the page can have ``port``: Gradio tries it on 127.0.0.1 first, whatever the host."""
+    return _is_free(host, port) and _is_free("127.0.0.1", port)
+
+
 def choose_port(options: Options) -> tuple[int, str | None]:
     """A free port and, where it is not the one asked for, a sentence that says so.
 
     Raises LaunchError if the port is busy and no other will do: it was given as a flag, or the
     page runs on a Space, where only the announced port can be reached.
     """
-    if _is_free(options.host, options.port):
+    if _both_free(options.host, options.port):
         return options.port, None
     if options.port_is_fixed or options.on_space:
         raise LaunchError(
@@ -137,28 +172,28 @@ def choose_port(options: Options) -> tuple[int, str | None]:
         )
     last = min(options.port + PORTS_TO_TRY, 65535)
     for port in range(options.port + 1, last + 1):
-        if _is_free(options.host, port):
+        if _both_free(options.host, port):
             return port, f"Port {options.port} is already in use, so Redline listens on {port}."
     raise LaunchError(f"Ports {options.port} to {last} are all in use: choose another with --port.")
 
 
-def settle_environment(environment: MutableMapping[str, str], port: int) -> None:
+def settle_environment(environment: MutableMapping[str, str], port: int, host: str = "127.0.0.1") -> None:
     """Take from Gradio what it would stumble over or send out.
 
-    The variables hold checked values from here on; its start-up check of its own address must not
-    go through a proxy; and nothing is reported to anyone.
+    The variables hold checked values from here on; its start-up check of its own address, ``host``, must not
+    go through a proxy, nor end on settings that are for others (``core.models.network``); and nothing is
+    reported to anyone.
     """
     environment["GRADIO_SERVER_PORT"] = str(port)
     environment.pop("GRADIO_SERVER_NAME", None)
-    for name in ("NO_PROXY", "no_proxy"):
-        hosts = [host for host in environment.get(name, "").split(",") if host.strip()]
-        environment[name] = ",".join(dict.fromkeys([*hosts, *LOOPBACK, "0.0.0.0"]))
+    network.settle(environment, dict.fromkeys((*LOOPBACK, *EVERYWHERE, host)))
     environment["GRADIO_ANALYTICS_ENABLED"] = "False"
     environment.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve the page until interrupted. Returns the exit status: 2 if it cannot be served.
+    """Serve the page until interrupted. Returns the exit status: 2 if it cannot be served, 1 where something
+    failed that nobody thought of.
 
     Ends the process itself where a pair is still being loaded: Python would take the loader's thread down in
     the middle of native code, which aborts with a core dump.
@@ -171,20 +206,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     if sentence:
         print(sentence, flush=True)
-    settle_environment(os.environ, port)
+    settle_environment(os.environ, port, options.host)
     from app.starting import begin
 
-    loader, status = begin(options.pair), 0
+    loader = begin(options.pair)
+    status = _serve(options, port, loader)
+    if loader.state.loading:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _serve(options: Options, port: int, loader: Loader) -> int:
+    """Serve the page; returns the exit status, whatever ended it."""
     try:
         from app.page import serve  # Gradio takes seconds to import, and reads the environment as it is now
 
         serve(options, port, loader)
-    except OSError:
-        print(f"Port {port} was taken while Redline started: choose another with --port.", file=sys.stderr)
-        status = 2
     except KeyboardInterrupt:
-        status = 130
-    if loader.state.loading:
-        sys.stdout.flush()
-        os._exit(status)
-    return status
+        return 130
+    except OSError as error:
+        if error.errno is None:  # Gradio's own, of a port
+            reason = f"Port {port} was taken while Redline started: choose another with --port."
+        else:
+            reason = f"The page cannot be served ({error}): put that right and start Redline again."
+        print(reason, file=sys.stderr)
+        return 2
+    except Exception as error:
+        traceback.print_exc()
+        print(
+            f"Redline ended, for {type(error).__name__} was not expected: please report the lines above.",
+            file=sys.stderr,
+        )
+        return 1
+    return 0

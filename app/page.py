@@ -191,7 +191,7 @@ def launch(page: gr.Blocks, host: str, port: int, *, share: bool = False) -> Non
     """Begin to serve the page; returns once it answers. Raises OSError if the port was taken meanwhile."""
     gr.set_static_paths([PLOTLY_SCRIPT])
     page.queue(max_size=64, api_open=False).launch(
-        server_name=host,
+        server_name=f"[{host}]" if ":" in host else host,  # which it puts into an address as it is
         server_port=port,
         share=share,
         quiet=True,
@@ -212,10 +212,9 @@ def serve(options: Options, port: int, loader: Loader) -> None:
     path, notices = place_of_record(options.db, os.environ)
     store = Store(path)
     page = build(Desk(loader, store, options.personal, notices))
-    shown = "127.0.0.1" if options.host == "0.0.0.0" else options.host
     try:
         launch(page, options.host, port, share=options.share)
-        print("\n".join((*notices, f"Redline is at http://{shown}:{port}")), flush=True)
+        print("\n".join((*notices, f"Redline is at http://{options.url_host}:{port}")), flush=True)
         page.block_thread()
     finally:
         store.close()

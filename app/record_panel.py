@@ -80,13 +80,13 @@ class RecordPanel:
         """The question about a deletion, put away."""
         return {self.doomed: "", self.confirm: gr.update(visible=False)}
 
-    def _exporter(self, what: str) -> Callable[[str, str], str]:
-        def export(session: str, scope: str) -> str:
+    def _exporter(self, what: str) -> Callable[[str, str, str], str]:
+        def export(session: str, scope: str, form: str) -> str:
             conversation = self.desk.open(session)
             everything = scope == "all" and self.desk.personal
             if not everything and (conversation is None or not conversation.recorded):
                 raise gr.Error("Nothing of this conversation is recorded yet.", print_exception=False)
-            return self._files.write(self.desk.store, what, None if everything else conversation.key)
+            return self._files.write(self.desk.store, what, None if everything else conversation.key, form)
 
         return export
 

@@ -22,7 +22,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from core.drafters.auto import AutoDrafter, Both
+from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
+from core.drafters.ngram import NgramDrafter
+from core.drafters.recycling import SUCCESSORS, RecyclingDrafter, likeliest
 from core.models.base import Cache
 from core.models.pair import Pair
 from core.records import EXACT_VERIFIERS, Fate, Settings
@@ -36,6 +40,7 @@ _COLUMNS = (
     *("entropy_p", "entropy_q", "p_raw"),
 )
 _OWN = ("kept", "id", "p", "q", "p_raw")  # and of what follows the table
+CERTAIN = (NgramDrafter, RecyclingDrafter)  # draw nothing: what they propose is known before a round
 _TINY = torch.finfo(torch.float32).tiny
 
 
@@ -91,14 +96,19 @@ def distributions(logits: torch.Tensor, settings: Settings, seen: torch.Tensor |
 
 
 def _sampled(scaled: torch.Tensor, settings: Settings) -> torch.Tensor:
-    """Top-k, top-p and min-p on rows of logits after temperature (n, width): probabilities (n, width)."""
+    """Top-k, top-p and min-p on rows of logits after temperature (n, width): probabilities (n, width).
+
+    Of equal ids, of which not all are kept, the lowest are, as in ``core.sampling.distribution``: ``topk``
+    alone may choose any, and ``sort`` is asked to be stable.
+    """
     width = scaled.shape[-1]
     columns = None  # of the entries in ``p`` where they are not all, in order
     if 0 < settings.top_k < width:
-        scaled, columns = scaled.topk(settings.top_k)
+        columns = _largest(scaled, settings.top_k)
+        scaled = scaled.gather(-1, columns)
     p = scaled.softmax(-1)
     if settings.top_p < 1:
-        p, order = p.sort(-1, descending=True)
+        p, order = p.sort(dim=-1, descending=True, stable=True)
         columns = order if columns is None else columns.gather(-1, order)
         dropped = p.cumsum(-1) - p >= settings.top_p
         dropped[:, :1] = False
@@ -108,6 +118,18 @@ def _sampled(scaled: torch.Tensor, settings: Settings) -> torch.Tensor:
     if columns is None:
         return p
     return p.new_zeros(*p.shape[:-1], width).scatter_(-1, columns, p)
+
+
+def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Where the ``count`` largest of each row of ``values`` (n, width) are, ascending; of equal ones the
+    lowest: (n, count) int64."""
+    least = values.topk(count).values[:, -1:]
+    above, equal = values > least, values == least
+    kept = above | (equal & (equal.cumsum(-1) <= count - above.sum(-1, keepdim=True)))
+    # Each that is kept goes to its place among them, all others behind, where they are cut off.
+    place = torch.where(kept, kept.cumsum(-1) - 1, count)
+    columns = torch.arange(values.shape[-1], device=values.device).expand_as(place)
+    return place.new_zeros(len(values), count + 1).scatter_(-1, place, columns)[:, :count]
 
 
 def _normalised(p: torch.Tensor) -> torch.Tensor:
@@ -146,13 +168,20 @@ class Judged:
 
 
 def judge(
-    p: Rows, q: torch.Tensor, drafts: torch.Tensor, drafted: torch.Tensor, draws: torch.Tensor, verifier: str
+    p: Rows,
+    q: torch.Tensor,
+    drafts: torch.Tensor,
+    drafted: torch.Tensor,
+    draws: torch.Tensor,
+    verifier: str,
+    certain: bool = False,
 ) -> Judged:
     """Verifies a block, token by token or as a whole, and draws the target's own token.
 
     ``p`` are K + 1 rows, ``q`` (K, width) float32 those the ``drafts`` (K,) were drawn from; of the drafts
-    the first ``drafted`` () count. ``draws`` (2K + 1,) float64 are the round's, the first of which went
-    into the drafts that count. Judged are drafts before the first row of p that is not usable.
+    the first ``drafted`` () count. ``draws`` float64 are the round's, 2K + 1, the first of which went into
+    the drafts that count, or K + 1 where drafts are ``certain`` and took none. Judged are drafts before the
+    first row of p that is not usable.
     """
     k = len(drafts)
     places = torch.arange(k, device=drafts.device)
@@ -160,16 +189,17 @@ def judge(
     inside = places < judged
     p_x = p.p[:k].gather(1, drafts[:, None])[:, 0].double()
     q_x = q.gather(1, drafts[:, None])[:, 0].double()
-    u = draws.gather(0, drafted + places)
+    taken = torch.zeros_like(drafted) if certain else drafted
+    u = draws.gather(0, taken + places)
     one = draws.new_ones(1)
     if verifier == "block":
         weights, h = _block(p.p[:k], q, p_x, q_x, inside, judged)
         kept = F.pad((places + 1) * (inside & (u < h)), (1, 0)).amax()
-        weight, used = torch.cat([one, weights]).gather(0, kept[None]), drafted + judged
+        weight, used = torch.cat([one, weights]).gather(0, kept[None]), taken + judged
     else:
         h = torch.zeros_like(u)
         kept = (inside & (u * q_x < p_x)).long().cumprod(0).sum()
-        weight, used = one, drafted + torch.minimum(kept + 1, drafted)
+        weight, used = one, taken + torch.minimum(kept + 1, drafted)
     rejected = kept < judged
     row_p = p.p.index_select(0, kept[None]).double()
     row_q = F.pad(q, (0, 0, 0, 1)).index_select(0, kept[None]).double() * rejected
@@ -210,6 +240,21 @@ def _block(
     return weights, torch.where(last, weights, h)
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """``count`` drafts by ``drafter``, whose own ``state`` is given; ``known`` are their ids where they are
+    certain, and so known before anything runs."""
+
+    drafter: Drafter | None
+    state: Cache | None
+    count: int
+    known: list[int] | None = None
+
+    @property
+    def certain(self) -> bool:
+        return self.known is not None
+
+
 class Batched:
     """Plays the rounds of one reply (``core.rounds.Way``) on the device of the pair's models."""
 
@@ -219,33 +264,45 @@ class Batched:
         self._settings = settings
         self._draws = Lookahead(uniform)
         self._device = torch.device(pair.target.device)
-        head = getattr(pair.drafter, "head_ids", None)
+        models = pair.drafter.other if isinstance(pair.drafter, AutoDrafter) else pair.drafter
+        head = getattr(models, "head_ids", None)
         self._head = None if head is None else head.to(self._device)
+        self._learner = models if isinstance(models, RecyclingDrafter) else None
         self._seen: torch.Tensor | None = None  # (vocabulary,) bool: ids before the round
         self._marked = 0  # leading ids of the sequence that ``_seen`` knows
         if settings.repetition_penalty != 1:
             self._seen = torch.zeros(pair.target.vocabulary, dtype=torch.bool, device=self._device)
 
     @staticmethod
-    def suits(pair: Pair, verifier: str = "token") -> bool:
-        """Whether both models are on one CUDA card and can be fed from there; lossy rules go step by step."""
+    def suits(pair: Pair, verifier: str = "token", tree_width: int = 1) -> bool:
+        """Whether all models are on one CUDA card and can be fed from there, with a draft that is a model, or
+        known before a round, or either. Lossy rules and trees go step by step."""
         if verifier not in EXACT_VERIFIERS:
             return False
-        models = [pair.target]
-        if pair.drafter is not None:
-            if not isinstance(pair.drafter, ModelDrafter):
-                return False
-            models.append(pair.drafter.model)
+        models, drafter = [pair.target], pair.drafter
+        if isinstance(drafter, AutoDrafter):
+            drafter = drafter.other
+        if isinstance(drafter, RecyclingDrafter) and tree_width > 1:
+            return False
+        if isinstance(drafter, ModelDrafter):
+            models.append(drafter.model)
+        elif drafter is not None and not isinstance(drafter, CERTAIN):
+            return False
         devices = {getattr(model, "device", None) for model in models}
         (device, *others) = devices
         able = all(hasattr(model, "device_logits") for model in models)
         return able and not others and device is not None and torch.device(device).type == "cuda"
 
     def play(self, ids: Sequence[int], count: int, caches: Kept) -> Played:
-        clock = _Clock(self._device)
-        numbers = self.launch(ids, count, caches, clock).tolist()  # the one wait
-        round_ = _Round.unpacked(numbers, count, self._settings.verifier == "block")
+        clock, turn = _Clock(self._device), self._turn(ids, count, caches)
+        numbers = self._launch(ids, turn, caches, clock).tolist()  # the one wait
+        learnt, numbers = self._unpacked(numbers, turn)
+        round_ = _Round.unpacked(numbers, turn.count, self._settings.verifier == "block", turn.certain)
         self._draws.use(round_.used)
+        if learnt and count:
+            block = [ids[-1], *(row["id"] for row in round_.table[: turn.count])]
+            state = caches.state(self._drafter)
+            self._learner.learn(block, learnt, state.state if isinstance(state, Both) else state)
         return Played(
             chain((row["id"], row["q"]) for row in round_.table[: round_.drafted]),
             round_.verdicts(),
@@ -259,23 +316,54 @@ class Batched:
 
         Waits for nothing, however far the device has got.
         """
-        clock = clock or _Clock(self._device)
-        unread = list(ids[caches.state(self._drafter).length :]) if count else []
+        return self._launch(ids, self._turn(ids, count, caches), caches, clock or _Clock(self._device))
+
+    def _turn(self, ids: Sequence[int], count: int, caches: Kept) -> _Turn:
+        """Who drafts in this round, and what is known of the drafts before it."""
+        if not count:
+            return _Turn(None, None, 0)
+        drafter, state = self._drafter, caches.state(self._drafter)
+        if isinstance(drafter, AutoDrafter):
+            drafter, state, count = drafter.turn(ids, count, state)
+        if isinstance(drafter, CERTAIN):
+            known = drafter.chain(ids, count, state)
+            return _Turn(drafter, state, len(known), known)
+        return _Turn(drafter, state, count)
+
+    def _launch(self, ids: Sequence[int], turn: _Turn, caches: Kept, clock: _Clock) -> torch.Tensor:
+        unread = list(ids[turn.state.length :]) if turn.count and not turn.certain else []
         unmarked = list(ids[self._marked :]) if self._seen is not None else []
-        sent = self._send([*unread, *unmarked, ids[-1], *self._draws.peek(2 * count + 1)])
-        unread, unmarked, last, draws = sent.split([len(unread), len(unmarked), 1, 2 * count + 1])
+        known = turn.known or []
+        ahead = self._draws.peek(turn.count + (0 if turn.certain else turn.count) + 1)
+        sent = self._send([*unread, *unmarked, *known, ids[-1], *ahead])
+        unread, unmarked, known, last, draws = sent.split(
+            [len(unread), len(unmarked), len(known), 1, len(ahead)]
+        )
         if self._seen is not None:
             self._seen.index_fill_(0, unmarked.long(), True)
             self._marked = len(ids)
-        drafts, qs, seen = self._draft(
-            unread.long(), count, draws, caches.state(self._drafter) if count else None
-        )
+        if turn.certain:
+            drafts, qs, seen = self._certain(known.long())
+        else:
+            drafts, qs, seen = self._draft(unread.long(), turn, draws)
         clock.mark("drafted")
         raw = self._target.device_logits(torch.cat([last.long(), drafts]), caches.cache)
         clock.mark("scored")
         if seen is not None:
             seen = seen[:, : raw.shape[-1]]
-        return self._judge(raw, distributions(raw, self._settings, seen), drafts, qs, draws)
+        p = distributions(raw, self._settings, seen)
+        figures = self._judge(raw, p, drafts, qs, draws, turn.certain)
+        if self._learner is None:
+            return figures
+        return torch.cat([likeliest(raw).double().flatten(), figures])
+
+    def _unpacked(self, numbers: list[float], turn: _Turn) -> tuple[list[list[int]], list[float]]:
+        """What ``likeliest`` gave for each row, nothing where nobody learns, and the other figures."""
+        if self._learner is None:
+            return [], numbers
+        rows, width = turn.count + 1, min(SUCCESSORS, self._target.vocabulary)
+        likely = [[int(id) for id in numbers[row * width :][:width]] for row in range(rows)]
+        return likely, numbers[rows * width :]
 
     def _send(self, numbers: list[float]) -> torch.Tensor:
         """``numbers`` (ids are exact) as float64 on the device, without waiting until they are there."""
@@ -284,8 +372,19 @@ class Batched:
             self._device, non_blocking=True
         )
 
+    def _certain(self, drafts: torch.Tensor) -> tuple[torch.Tensor, list[Rows], torch.Tensor | None]:
+        """As ``_draft``, of drafts (count,) that were not drawn: q is 1 at each."""
+        q = torch.zeros(len(drafts), self._target.vocabulary, device=self._device)
+        q.scatter_(1, drafts[:, None], 1.0)
+        usable = torch.ones(len(drafts), dtype=torch.bool, device=self._device)
+        before = [] if self._seen is None else [self._seen]
+        for index in range(len(drafts) if before else 0):
+            before.append(before[-1].index_fill(0, drafts[index : index + 1], True))
+        rows = [Rows(q, q, usable, usable.float())] if len(drafts) else []
+        return drafts, rows, torch.stack(before) if before else None
+
     def _draft(
-        self, ids: torch.Tensor, count: int, draws: torch.Tensor, state: Cache | None
+        self, ids: torch.Tensor, turn: _Turn, draws: torch.Tensor
     ) -> tuple[torch.Tensor, list[Rows], torch.Tensor | None]:
         """``count`` drafts (count,), the rows each was drawn from (1, width), and the ids seen before each
         position of the block (count + 1, vocabulary), None where nothing asks for them.
@@ -294,9 +393,10 @@ class Batched:
         """
         drafts, rows = [ids.new_empty(0)], []
         before = [] if self._seen is None else [self._seen]
-        for step in range(count):
-            model, head = self._drafter.model, self._head
-            logits = model.device_logits(self._readable(ids), state)[-1:, : self._drafter.width]
+        for step in range(turn.count):
+            drafter, head = turn.drafter, self._head
+            readable = ids.masked_fill(ids >= drafter.model.readable_ids, 0)
+            logits = drafter.model.device_logits(readable, turn.state)[-1:, : drafter.width]
             seen = None
             if before:
                 seen = before[-1][: logits.shape[-1]] if head is None else before[-1].index_select(0, head)
@@ -309,28 +409,33 @@ class Batched:
                 before.append(before[-1].index_fill(0, ids, True))
         return torch.cat(drafts), rows, torch.stack(before) if before else None
 
-    def _readable(self, ids: torch.Tensor) -> torch.Tensor:
-        return ids.masked_fill(ids >= self._drafter.model.readable_ids, 0)
-
-    def _wide(self, q: torch.Tensor, width: int) -> torch.Tensor:
+    def _wide(self, q: torch.Tensor, width: int, certain: bool) -> torch.Tensor:
         """The draft's probabilities (n, its width) over the target's ids, (n, width)."""
-        if self._head is None:
+        if self._head is None or certain:
             return F.pad(q, (0, width - q.shape[-1]))
         return q.new_zeros(len(q), width).index_copy_(1, self._head, q)
 
     def _judge(
-        self, raw: torch.Tensor, p: Rows, drafts: torch.Tensor, rows: list[Rows], draws: torch.Tensor
+        self,
+        raw: torch.Tensor,
+        p: Rows,
+        drafts: torch.Tensor,
+        rows: list[Rows],
+        draws: torch.Tensor,
+        certain: bool,
     ) -> torch.Tensor:
         """Judges the block and packs its figures; ``raw`` (K + 1, width) are the target's logits."""
         k, width = len(drafts), raw.shape[-1]
         if rows:
-            q = self._wide(torch.cat([row.p for row in rows]), width)
-            soft = q if self._settings.temperature else self._wide(torch.cat([r.soft for r in rows]), width)
+            q = self._wide(torch.cat([row.p for row in rows]), width, certain)
+            same = self._settings.temperature or certain
+            soft = q if same else self._wide(torch.cat([row.soft for row in rows]), width, certain)
             usable = torch.cat([row.usable for row in rows])
         else:
             q = soft = raw.new_empty(0, width)
             usable = p.usable[:0]
-        judged = judge(p, q, drafts, usable.long().cumprod(0).sum(), draws, self._settings.verifier)
+        drafted = usable.long().cumprod(0).sum()
+        judged = judge(p, q, drafts, drafted, draws, self._settings.verifier, certain)
         whole = raw.logsumexp(-1)
         own_row = judged.kept[None]
         own_logit = raw.index_select(0, own_row).gather(1, judged.own[:, None])[0]
@@ -380,9 +485,10 @@ class _Round:
     judged: int
     kept: int
     block: bool
+    certain: bool
 
     @classmethod
-    def unpacked(cls, numbers: list[float], count: int, block: bool) -> _Round:
+    def unpacked(cls, numbers: list[float], count: int, block: bool, certain: bool) -> _Round:
         rows, columns = count + 1, len(_COLUMNS)
         end, start = len(numbers) - len(_OWN), rows * columns
         table = [dict(zip(_COLUMNS, numbers[row * columns :][:columns], strict=True)) for row in range(rows)]
@@ -397,13 +503,14 @@ class _Round:
         drafted = _leading(row["draft_usable"] for row in table[:count])
         judged = min(drafted, _leading(row["target_usable"] for row in table[:count]))
         own = dict(zip(_OWN, numbers[end:], strict=True))
-        return cls(table, own, drafted, judged, int(own["kept"]), block)
+        return cls(table, own, drafted, judged, int(own["kept"]), block, certain)
 
     @property
     def used(self) -> int:
-        """How many of the round's draws it took: one a draft, one a test, one for the target's own token."""
+        """How many of the round's draws it took: one a draft that was drawn, one a test, one for the target's
+        own token."""
         tested = self.judged if self.block else min(self.kept + 1, self.drafted)
-        return self.drafted + tested + 1
+        return (0 if self.certain else self.drafted) + tested + 1
 
     def verdicts(self) -> Iterator[Verdict]:
         """As ``core.rounds.Played`` has them."""
@@ -428,6 +535,17 @@ class _Round:
         return Verdict(
             outcome, outcome_figures(outcome) | {name: row[name] for name in names} | {"p_raw": p_raw}
         )
+
+
+def all_kept(length: int, id: int, count: int) -> torch.Tensor:
+    """Figures (length,) of a round with ``count`` drafts of ``id`` that all stand, as ``Batched.launch`` has
+    them: for rounds without numbers (``core.fake_card``)."""
+    numbers, rows, columns = torch.ones(length, dtype=torch.float64), count + 1, len(_COLUMNS)
+    start = length - len(_OWN) - rows * (columns + 4 * TOP)  # before it what a drafter learns from
+    numbers[:start] = numbers[start : start + rows * columns : columns] = id
+    numbers[-len(_OWN)] = count
+    numbers[1 - len(_OWN)] = id
+    return numbers
 
 
 def _leading(usable: Iterable[float]) -> int:

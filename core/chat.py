@@ -212,6 +212,23 @@ class _Writer:
         return self._ids(piece)
 
 
+def turn_markers(tokenizer) -> frozenset[int]:
+    """The ids of tokens that are not "special" and stand in the chat template all the same."""
+    writer = _Writer(tokenizer)
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(id for id, token in added if not token.special and token.content in writer._control)
+
+
+def encode_text(tokenizer, text: str) -> list[int]:
+    """Ids of an assistant's text in which the control tokens that it spells are text.
+
+    Raises PromptError where it holds every private-use character.
+    """
+    writer = _Writer(tokenizer)
+    (turn,), mark = writer._break_control_tokens([{"role": "assistant", "content": text}])
+    return writer._encode(turn["content"], mark)
+
+
 def _turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Alternating turns (rule 1), the system prompt first if there is one. Raises PromptError."""
     turns: list[dict[str, str]] = []

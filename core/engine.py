@@ -107,7 +107,9 @@ class Engine:
         return self.plays_batched(self.pair, Settings())
 
     def plays_batched(self, pair: Pair, settings: Settings) -> bool:
-        return Batched.suits(pair, settings.verifier) if self._batched is None else self._batched
+        if self._batched is not None:
+            return self._batched
+        return Batched.suits(pair, settings.verifier, settings.tree_width)
 
     @property
     def busy(self) -> bool:

@@ -1,6 +1,7 @@
 """The record as CSV: sessions, replies, rounds, tokens, or domains compared.
 
     python -m core.export --what WHAT --out FILE [--session ID] [--db FILE]
+        [--delimiter comma|semicolon|tab] [--decimal point|comma]
 
 WHAT is sessions, replies, rounds, tokens, domains or comparisons.
 
@@ -10,12 +11,14 @@ without an end has its figures too, and the identities of ``core.metrics`` hold 
 The format: UTF-8 with one byte order mark, so that Excel sees that it is UTF-8 (``encoding="utf-8-sig"``
 reads it elsewhere); RFC 4180, that is commas, CRLF, and double quotes where a cell needs them; a header
 always; undefined figures empty; numbers as numbers with a decimal point, yes and no as 1 and 0, lists as JSON
-text.
+text. Where spreadsheets write 0,5 (Germany, France, Brazil, ...) ask for ``--delimiter semicolon --decimal
+comma``; pandas then reads it with ``sep=";", decimal=","``.
 
-**Text that a spreadsheet would run as a formula** gets one apostrophe in front: text that begins with ``=``,
-``+``, ``-`` or ``@`` (or their full-width forms), also behind white space and quotation marks, and text that
-begins with a tab or a line break, also behind quotation marks. Numbers are never touched. To get the text
-back, take one apostrophe away where what follows it begins like that. The database keeps the raw text.
+**Text that a spreadsheet would take for a formula, a number or a date** gets one apostrophe in front
+(``core.cells``): text that begins with ``=``, ``+``, ``-`` or ``@`` (or their full-width forms), also behind
+white space and quotation marks, or with a tab or a line break, also behind quotation marks; and short text
+like ``1/2``, ``MAR1``, ``00123``, ``1E5``, ``True`` or ``#N/A``. Numbers are never touched.
+``core.cells.original`` gives the text back. The database keeps the raw text.
 
 What a row is:
 
@@ -44,9 +47,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import json
 import os
-import re
 import sqlite3
 import sys
 import uuid
@@ -55,6 +56,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from core import compared
+from core.cells import DECIMALS, DELIMITERS, Form
 from core.domain_table import (
     COMBINATION_NAMES,
     MEASURES,
@@ -113,25 +115,9 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "comparisons": compared.FLAT_NAMES,
 }  # fmt: skip
 
-# Closed under one more apostrophe in front, which is what makes neutralising reversible.
-_FORMULA = re.compile(r"""[\s\ufeff"']*[=+\-@＝＋－＠]|["']*[\t\r\n]""")
-
 
 class ExportError(Exception):
     """An export that cannot be made; the message is one sentence."""
-
-
-def neutralise(text: str) -> str:
-    """``text`` with an apostrophe in front where a spreadsheet might take it for a formula."""
-    return f"'{text}" if _FORMULA.match(text) else text
-
-
-def _cell(value: object) -> object:
-    if isinstance(value, str):
-        return neutralise(value)
-    if isinstance(value, (tuple, list)):
-        return neutralise(json.dumps(value, ensure_ascii=False)) if value else None
-    return value  # numbers, and None, which csv writes as an empty cell
 
 
 # --- Rows --------------------------------------------------------------------------------------------------
@@ -283,16 +269,27 @@ _ROWS = {
 
 
 def write_csv(
-    source: Store | str | os.PathLike, what: str, out: str | os.PathLike, conversation_id: str | None = None
+    source: Store | str | os.PathLike,
+    what: str,
+    out: str | os.PathLike,
+    conversation_id: str | None = None,
+    *,
+    delimiter: str = "comma",
+    decimal: str = "point",
 ) -> int:
     """Writes one of ``COLUMNS`` to the file ``out``, all of it or nothing, and returns the number of rows.
 
-    ``source`` is a store or a database's path. Rows go to the file as they are read, from one consistent
-    state of the database. An existing file is replaced; what is no file, as a pipe, is written into.
+    ``source`` is a store or a database's path; ``delimiter`` and ``decimal`` are those of ``core.cells``.
+    Rows go to the file as they are read, from one consistent state of the database. An existing file is
+    replaced; what is no file, as a pipe, is written into.
     Raises ExportError with one sentence.
     """
     if what not in COLUMNS:
         raise ExportError(f"What to export is one of {', '.join(COLUMNS)}, not {what!r}.")
+    try:
+        form = Form(delimiter, decimal)
+    except ValueError as error:
+        raise ExportError(str(error)) from error
     out, path = Path(out), source.path if isinstance(source, Store) else Path(source)
     try:
         if out.resolve() in _database_files(path):
@@ -303,7 +300,7 @@ def write_csv(
                 if found.fetchone() is None:
                     raise ExportError(f"There is no session {conversation_id} in {path}.")
             rows = _ROWS[what](connection, conversation_id)
-            return _write(out, COLUMNS[what], rows)
+            return _write(out, COLUMNS[what], rows, form)
     except StoreError as error:
         raise ExportError(str(error)) from error
     except sqlite3.Error as error:
@@ -317,16 +314,16 @@ def _database_files(path: Path) -> list[Path]:
     return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
 
 
-def _write(out: Path, columns: tuple[str, ...], rows: Iterator[Row]) -> int:
+def _write(out: Path, columns: tuple[str, ...], rows: Iterator[Row], form: Form) -> int:
     if out.is_dir():
         raise ExportError(f"{out} is a folder: name a file in it.")
     if out.exists() and not out.is_file():  # a pipe or a device: its place must not be taken
-        return _write_rows(out, columns, rows)
+        return _write_rows(out, columns, rows, form)
     # Beside the goal, so that taking its place at the end is one step on one file system.
     out = out.resolve()
     part = out.with_name(f".redline-{uuid.uuid4().hex}.part")
     try:
-        written = _write_rows(part, columns, rows)
+        written = _write_rows(part, columns, rows, form)
         os.replace(part, out)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -335,13 +332,13 @@ def _write(out: Path, columns: tuple[str, ...], rows: Iterator[Row]) -> int:
     return written
 
 
-def _write_rows(path: Path, columns: tuple[str, ...], rows: Iterator[Row]) -> int:
+def _write_rows(path: Path, columns: tuple[str, ...], rows: Iterator[Row], form: Form) -> int:
     written = 0
     with open(path, "w", encoding="utf-8-sig", newline="") as file:
-        writer = csv.writer(file, lineterminator="\r\n")
+        writer = csv.writer(file, delimiter=DELIMITERS[form.delimiter], lineterminator="\r\n")
         writer.writerow(columns)
         for written, row in enumerate(rows, 1):  # noqa: B007 - the count is what is returned
-            writer.writerow([_cell(row.get(column)) for column in columns])
+            writer.writerow([form.cell(row.get(column)) for column in columns])
     return written
 
 
@@ -351,12 +348,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--what", required=True, choices=tuple(COLUMNS))
     parser.add_argument("--out", required=True, metavar="FILE")
     parser.add_argument("--session", metavar="ID", help="only this conversation")
+    parser.add_argument(
+        "--delimiter", choices=tuple(DELIMITERS), default="comma", help="between cells (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--decimal", choices=tuple(DECIMALS), default="point", help="in numbers (default: %(default)s)"
+    )
     parser.add_argument("--db", metavar="FILE", default=default_path(), help="default: %(default)s")
     given = parser.parse_args(arguments)
     use_utf8()
     try:
         session = given.session and clean_text(given.session)
-        written = write_csv(given.db, given.what, given.out, session)
+        written = write_csv(
+            given.db, given.what, given.out, session, delimiter=given.delimiter, decimal=given.decimal
+        )
     except ExportError as error:
         print(printable(str(error)), file=sys.stderr)
         return 2

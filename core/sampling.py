@@ -99,8 +99,9 @@ def distribution(
 
     The order is that of ``transformers``. ``top_k`` 0 is off and larger than n is n; top-p keeps the
     most likely ids up to and including the one that reaches ``top_p``, so at least one; min-p keeps
-    the ids with at least ``min_p`` times the probability of the most likely one. ``ids`` names the
-    columns where they are not 0..n-1. Raises BadLogitsError.
+    the ids with at least ``min_p`` times the probability of the most likely one. Of equal ids, of which not
+    all are kept, temperature 0, top-k and top-p keep the lowest. ``ids`` names the columns where they are not
+    0..n-1. Raises BadLogitsError.
     """
     logits = logits.float()
     first = peak(logits)
@@ -110,7 +111,8 @@ def distribution(
     scaled = logits if temperature == 1 else (logits - logits[first]).div_(temperature)
     columns = None  # into `logits`, once a filter has chosen some
     if 0 < top_k < len(scaled):
-        scaled, columns = scaled.topk(top_k)
+        columns = _largest(scaled, top_k)
+        scaled = scaled[columns]
     probabilities = scaled.softmax(0)
     if top_p < 1:
         kept = _nucleus(probabilities, top_p)
@@ -169,15 +171,35 @@ def shows_raw(settings: Settings) -> bool:
 
 
 def _nucleus(probabilities: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Indices of the most likely entries whose predecessors sum to less than ``top_p``."""
+    """Indices of the most likely entries whose predecessors sum to less than ``top_p``, ascending."""
     size = len(probabilities)
     values, index = probabilities.topk(min(_NUCLEUS_GUESS, size))
     if len(values) < size and values.sum() < top_p:
         values, index = probabilities.sort(descending=True)
     before = values.cumsum(0) - values
-    keep = before < top_p
-    keep[0] = True
-    return index[keep]
+    count = max(1, int((before < top_p).sum()))
+    return _lowest(probabilities, values, index, count)
+
+
+def _largest(values: torch.Tensor, count: int) -> torch.Tensor:
+    """Indices of the ``count`` largest of ``values`` (n,), fewer than n, ascending; of equal ones the
+    lowest."""
+    found, index = values.topk(count + 1)  # one more shows whether an equal one is left out
+    return _lowest(values, found, index, count)
+
+
+def _lowest(values: torch.Tensor, found: torch.Tensor, index: torch.Tensor, count: int) -> torch.Tensor:
+    """The first ``count`` of ``index``, ascending, where the lowest are chosen of those equal to the last.
+
+    ``found`` are the largest of ``values`` in order, and ``index`` where they are, of equal ones in any
+    order.
+    """
+    if count == len(values) or (count < len(found) and found[count] < found[count - 1]):
+        return index[:count].sort().values
+    least = found[count - 1]
+    above = (values > least).nonzero()[:, 0]
+    equal = (values == least).nonzero()[: count - len(above), 0]
+    return torch.cat([above, equal]).sort().values
 
 
 def raw_probability(logits: torch.Tensor, token_id: int, total: torch.Tensor) -> float:

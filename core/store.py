@@ -21,6 +21,7 @@ Rules:
 - A database made by a later Redline is not touched.
 - Text that UTF-8 or SQL tools cannot hold is cleaned before it is stored (see ``core.text.clean_text``).
 - Deleted text is really gone: freed pages are overwritten and the write-ahead log is emptied.
+- A full disk does not keep anything from being deleted (``core.deletion``).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import TypeVar
 
 from sqlite_utils import Database
 
-from core import compared
+from core import compared, deletion
 from core.compared import Comparison
 from core.metrics import Tally
 from core.migrations import is_newer, migrate
@@ -152,6 +153,7 @@ class Store:
         self._file: tuple[int, int] | None = None  # which file the connection has open
         self._recording = recording
         self._problem: str | None = None
+        self._out_of_room = False  # whether that was the last problem
         self._open: dict[str, _OpenReply] = {}
         # What is not written yet, with the id of the conversation or comparison it belongs to.
         self._held: list[tuple[str, Job]] = []
@@ -361,7 +363,10 @@ class Store:
         )
 
     def delete_all(self) -> bool:
-        """Deletes everything and shrinks the file. False, with a ``problem``, if it is not all gone."""
+        """Deletes everything and shrinks the file. False, with a ``problem``, if it is not all gone.
+
+        Where the disk is full the file is taken away, and the next write makes a new one.
+        """
 
         def job(connection: sqlite3.Connection) -> None:
             tables = ("tokens", "rounds", "replies", "messages", "conversations")
@@ -477,7 +482,7 @@ class Store:
             if not self.path.exists():
                 return True
             if not self._transaction([job], purpose="deleted"):
-                return False
+                return self._out_of_room and self._delete_without_room(job, owner)
             try:
                 connection = self._connect()
                 if owner is None:
@@ -485,13 +490,28 @@ class Store:
                 (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except (sqlite3.Error, OSError, StoreError) as error:
                 self._trouble(error, "deleted for good")
-                return False
+                return self._out_of_room and self._delete_without_room(job, owner)
             if busy:
                 self._problem = (
                     f"Deleted, but another program is reading {self.path}, so the text may stay in "
                     f"{self.path.name}-wal until it ends."
                 )
             return not busy
+
+    def _delete_without_room(self, job: Job, owner: str | None) -> bool:
+        """Deletes where the disk is full; everything goes by a new file in the place of the old."""
+        try:
+            if owner is None:
+                deletion.remove(self.path)
+            else:
+                deletion.delete_in_place(self.path, job)
+        except (sqlite3.Error, OSError) as error:
+            self._trouble(error, "deleted")
+            if owner is not None and self._out_of_room:
+                self._problem += " Make room on it, or delete everything, which needs none."
+            return False
+        self._problem = None
+        return True
 
     def _connect(self) -> sqlite3.Connection:
         """The connection that writes; a new one where there is none or the file was replaced or removed."""
@@ -525,6 +545,7 @@ class Store:
             self._connection = None
 
     def _trouble(self, error: Exception, purpose: str) -> None:
+        self._out_of_room = deletion.out_of_room(error)
         if isinstance(error, StoreError):
             sentence = str(error)
         else:

@@ -315,6 +315,7 @@ def why_unusable(path: Path, error: Exception) -> str:
         ("locked", "another program keeps it locked"),
         ("busy", "another program keeps it locked"),
         ("full", "the disk is full"),
+        ("disk I/O error", "a write to the disk failed, which may be full (disk I/O error)"),
         ("readonly", "it cannot be written to (read-only)"),
         ("unable to open", "it cannot be opened"),
         ("not a database", "the file is not an SQLite database"),

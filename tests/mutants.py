@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXACTNESS = ["tests/core/test_exactness.py", "tests/core/test_exactness_drafters.py"]
 EXACTNESS += ["tests/core/test_exactness_trees.py"]
 NAMES = "sampling tree batched drafters drafters_untrained reuse engine engine_trees decoder decoder_trees"
-NAMES += " full_memory"
+NAMES += " history rows store fake_card fake_pairs full_memory"
 TESTS = [f"tests/core/test_{name}.py" for name in NAMES.split()]
 
 
@@ -163,6 +163,113 @@ MUTANTS = [
         "models/decoder.py",
         "mask[row, start:] = mask[parent, start:]",
         "mask[row, start : start + row] = 0",
+    ),
+    Mutant(
+        "a branch is not laid over the one before",
+        "models/tree_walk.py",
+        "place[layer].copy_(new)",
+        "place[layer].copy_(new) if asking.shape[1] > 1 else None",
+    ),
+    Mutant(
+        "a tree's rows lie in the order in which they were walked",
+        "models/decoder.py",
+        "place.copy_(new[:, walk.back])",
+        "place.copy_(new)",
+    ),
+    Mutant(
+        "a piece of a branch goes on behind its block of keys",
+        "models/tree_walk.py",
+        " or self.positions[place] % KEY_BLOCK == 0",
+        "",
+    ),
+    Mutant(
+        "a table that survives",
+        "drafters/recycling.py",
+        "        state.successors = {}\n",
+        "",
+    ),
+    Mutant(
+        "a copy that shares its table",
+        "drafters/recycling.py",
+        "return Table(dict(self.successors))",
+        "return self",
+    ),
+    Mutant("a copy without its features", "models/kv_cache.py", "copy.features[:length] =", "_ ="),
+    Mutant(
+        "a draw that is used twice: by siblings",
+        "tree.py",
+        "    for _ in range(count):\n        index = draw(q.probabilities, uniform())",
+        "    u = uniform()\n    for _ in range(count):\n        index = draw(q.probabilities, u)",
+    ),
+    Mutant(
+        "a draw that is used twice: by a refused candidate and the token in its place",
+        "tree.py",
+        "token_id = sample(left, uniform())",
+        "token_id = sample(left, u if candidates else uniform())",
+    ),
+    Mutant(
+        "a candidate's overlap is with p, not with what its elder siblings left",
+        "tree.py",
+        "shared = overlap(left, proposal.q)",
+        "shared = overlap(p, proposal.q)",
+    ),
+    Mutant(
+        "a tree takes one place past the context",
+        "rounds.py",
+        "places >= target.tree_room(caches.cache)",
+        "places > target.tree_room(caches.cache)",
+    ),
+    Mutant(
+        "a refused end of text ends the reply",
+        "engine.py",
+        "tokens |= self._unkept(played, index, verdict.figures)\n                    continue",
+        "tokens |= self._unkept(played, index, verdict.figures)\n"
+        "                    if outcome.id not in self._pair.end_ids:\n"
+        "                        continue\n"
+        "                    self._transcript.finish_reason = 'eos_token'\n"
+        "                    break",
+    ),
+    Mutant(
+        "a stop string is tested before the end id",
+        "transcript.py",
+        """if token_id in self._end_ids:
+            self.finish_reason = "eos_token"
+        elif stopped:
+            self.finish_reason = "stop_string\"""",
+        """if stopped:
+            self.finish_reason = "stop_string"
+        elif token_id in self._end_ids:
+            self.finish_reason = "eos_token\"""",
+    ),
+    Mutant(
+        "a plain reply is never the shown one",
+        "store.py",
+        "AND (kind != 'plain' OR number = 0)",
+        "AND kind != 'plain'",
+    ),
+    Mutant(
+        "of equal ids any are kept",
+        "sampling.py",
+        "if count == len(values) or (count < len(found) and found[count] < found[count - 1]):",
+        "if True:",
+    ),
+    Mutant(
+        "of equal ids the highest are kept",
+        "sampling.py",
+        "equal = (values == least).nonzero()[: count - len(above), 0]",
+        "equal = (values == least).nonzero()[len(above) - count :, 0]",
+    ),
+    Mutant(
+        "batched: of equal ids top-k keeps any",
+        "batched.py",
+        "columns = _largest(scaled, settings.top_k)",
+        "columns = scaled.flip(-1).topk(settings.top_k).indices.mul(-1).add(width - 1)",
+    ),
+    Mutant(
+        "batched: an id just beyond the embedding is read",
+        "batched.py",
+        "ids >= self._drafter.model.readable_ids",
+        "ids > self._drafter.model.readable_ids",
     ),
     Mutant(
         "the rows of an accepted branch are not gathered",
@@ -329,6 +436,25 @@ MUTANTS = [
         "usable.long().cumprod(0).sum(), draws",
         "usable.new_ones(k).long().sum(), draws",
     ),
+    Mutant(
+        "card: a tensor made on the CPU",
+        "drafters/eagle.py",
+        "torch.ones(target.shape.hidden, device=target.device)",
+        "torch.ones(target.shape.hidden)",
+    ),
+    Mutant("card: a dtype forced", "models/linear/products.py", "x.to(self.dtype)", "x.bfloat16()"),
+    Mutant(
+        "card: a copy too many",
+        "batched.py",
+        "sent = self._send([*unread",
+        "self._send([0.0])\n        sent = self._send([*unread",
+    ),
+    Mutant(
+        "card: a wait too many",
+        "batched.py",
+        'clock.mark("scored")',
+        'clock.mark("scored")\n        raw.amax().item()',
+    ),
 ]
 
 
@@ -358,7 +484,7 @@ def main(names: list[str]) -> int:
     bad = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        for part in ("core", "tests", "data", "assets/draft", "pyproject.toml"):
+        for part in ("core", "tests", "data", "docs", "assets/draft", "pyproject.toml"):
             source = ROOT / part
             ignore = shutil.ignore_patterns("__pycache__", "*.db*")
             copy = shutil.copytree if source.is_dir() else shutil.copy

@@ -11,15 +11,16 @@ user's own (``core.distill.sources``). Knows the command line; ``core.distill.ru
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.distill.corpus import Corpus, CorpusError
 from core.models import Progress
 from core.models.draft_file import KINDS
-from core.models.errors import LoadError
+from core.models.errors import LoadError, is_out_of_memory
 from core.models.heartbeat import heard
 from core.models.spec import EMBEDDED
 from core.terminal import progress_printer, put_out, use_utf8
@@ -61,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("name text with --data or --from-history, or let the target write some: --synthesize N")
     if min(options.steps, options.tokens, options.head_ids, options.save_every) < 1:
         parser.error("--steps, --tokens, --head-ids and --save-every begin at 1")
+    if not 0 < options.rate < math.inf:
+        parser.error("--rate is a number above 0")
     if options.layers is not None and options.layers < 1:
         parser.error("--layers begins at 1")
     use_utf8()
@@ -72,13 +75,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"{options.out} cannot be made or written into: name another folder with --out.")
     from core.distill.train import TrainingError, check_torch  # torch takes a second to import
 
+    def lasting(sentence: str) -> None:
+        progress("", None)
+        print(sentence, file=sys.stderr, flush=True)
+
     try:
         check_torch()  # before hours of writing text, too
         with heard(progress) as say:
-            found = _run(options, say)
+            found = _run(options, say, lasting)
     except (CorpusError, LoadError, TrainingError) as error:
         progress("", None)
         sys.exit(str(error))
+    except OSError as error:
+        progress("", None)
+        sys.exit(
+            f"{options.out} cannot be written into ({(error.strerror or str(error)).lower()}): make room "
+            "there. The same command then goes on from the last checkpoint."
+        )
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        progress("", None)
+        sys.exit(
+            "There was too little memory to go on: close what else uses it, or name another --out with "
+            "fewer --tokens. The same command goes on from the last checkpoint."
+        )
     except KeyboardInterrupt:
         progress("", None)
         sys.exit("Broken off: the same command goes on from the last checkpoint.")
@@ -89,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(status)
 
 
-def _run(options: argparse.Namespace, progress: Progress) -> dict:
+def _run(options: argparse.Namespace, progress: Progress, lasting: Callable[[str], object]) -> dict:
+    """``lasting`` is told what is to stay on the screen."""
     import torch
 
     from core.distill.run import LAYERS, Recipe, distill
@@ -117,13 +139,15 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
         origin.append("Replies on record in Redline's database.")
     if options.synthesize:
         shards = options.out / "work" / "text"
-        text += synthesize(
+        written = synthesize(
             target.model, tokenizer, options.synthesize, shards, seed=options.seed, progress=progress
         )
-        origin.append(f"{options.synthesize:,} chats that {target.name} wrote itself, users' turns included.")
+        text += written
+        chats = len(Corpus.load(*written))  # a few more than were asked for
+        origin.append(f"{chats:,} chats that {target.name} wrote itself, users' turns included.")
     # Of a database, what this very target wrote.
     wrote = target_fingerprint(prepare_embedded()) if options.target == EMBEDDED else None
-    corpus = read_all(text, tokenizer, target_fingerprint=wrote)
+    corpus = read_all(text, tokenizer, target_fingerprint=wrote, most=_most_ids(options, target))
     held_out = options.held_out
     if held_out is None and options.target == EMBEDDED and HELD_OUT.exists():
         held_out = HELD_OUT
@@ -140,8 +164,18 @@ def _run(options: argparse.Namespace, progress: Progress) -> dict:
         " ".join(origin),
         options.licence or ("Apache-2.0" if options.target == EMBEDDED else "That of the target."),
         progress,
+        lasting,
     )
     return found
+
+
+def _most_ids(options: argparse.Namespace, target) -> int:
+    """How many ids of text the disk has room for."""
+    from core.distill.kinds import feature_layers
+    from core.distill.needs import bytes_of_features, free_on_disk
+
+    kinds = len(feature_layers(options.kind, target.shape.layers))
+    return free_on_disk(options.out) // bytes_of_features(target, kinds, 1)
 
 
 if __name__ == "__main__":

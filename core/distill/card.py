@@ -11,15 +11,22 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from core.distill.evaluate import Alpha
+from core.distill.files import write_whole
 from core.distill.kinds import Draft, feature_layers
 from core.distill.target import Target
 from core.models.draft_file import CARD, CONFIG, FILE, HEAD, load_metadata, save_draft
+from core.models.errors import first_line
 
 HELD_OUT = (
     "Held out are chats whose prompt's ids sum to a multiple of 17; none of them was trained on, nor any "
     "other reply to their prompts."
+)
+HELD_OUT_APART = (
+    "Held out are chats of a file of their own. Training left out prompts whose ids sum to a multiple of 17 "
+    "and no others, so that some of these chats may have been trained on."
 )
 
 
@@ -30,8 +37,13 @@ def metadata(
     licence: str,
     found: Mapping[str, Alpha],
     sample: Mapping[str, Alpha],
+    *,
+    by_rule: bool = True,
 ) -> dict[str, str]:
-    """What a draft's file says of itself; ``found`` is alpha on all held-out replies, ``sample`` on a few."""
+    """What a draft's file says of itself; ``found`` is alpha on all held-out replies, ``sample`` on a few.
+
+    ``by_rule``: all of those are chats that no training takes (``core.distill.corpus.held_out``).
+    """
     layers = len(getattr(draft, "layers", ()))
     looks = () if draft.kind == "model" else feature_layers(draft.kind, target.shape.layers)
     return {
@@ -43,6 +55,7 @@ def metadata(
         "feature_layers": ",".join(map(str, looks)),
         "origin": origin,
         "licence": licence,
+        "held_out": HELD_OUT if by_rule else HELD_OUT_APART,
         "alpha": "; ".join(f"{domain} {alpha}" for domain, alpha in found.items()) or "not measured",
         "figures": json.dumps({domain: asdict(alpha) for domain, alpha in found.items()}),
         "sample": json.dumps({domain: asdict(alpha) for domain, alpha in sample.items()}),
@@ -52,13 +65,24 @@ def metadata(
 def write_folder(
     folder: Path, tensors: Mapping[str, torch.Tensor], head_ids: torch.Tensor, about: Mapping[str, str]
 ) -> None:
-    """The draft, ready for ``--draft FOLDER``."""
+    """The draft, ready for ``--draft FOLDER``; each file whole or as it was. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_draft({**tensors, HEAD: head_ids}, folder / FILE, about)
-    said = load_metadata(folder)
+    part = folder / f"part-{FILE}"  # of a name that ``load_metadata`` takes
+    try:
+        try:
+            save_draft({**tensors, HEAD: head_ids}, part, about)
+        except SafetensorError as error:  # which hides the system's own
+            raise OSError(first_line(error)) from error
+        said = load_metadata(part)
+        write_whole(folder / FILE, lambda file: file.write(part.read_bytes()))
+    finally:
+        part.unlink(missing_ok=True)
     parsed = {name: json.loads(said[name]) for name in ("figures", "sample")}
-    (folder / CONFIG).write_text(json.dumps({**said, **parsed}, indent=1) + "\n", encoding="utf-8")
-    (folder / CARD).write_text(card(said, len(head_ids)), encoding="utf-8")
+    for name, text in (
+        (CONFIG, json.dumps({**said, **parsed}, indent=1) + "\n"),
+        (CARD, card(said, len(head_ids))),
+    ):
+        write_whole(folder / name, lambda file, text=text: file.write(text.encode("utf-8")))
 
 
 def card(about: Mapping[str, str], scored: int) -> str:
@@ -77,8 +101,8 @@ verification allows for.
 ## What it is worth
 
 alpha = mean Σ min(p, q) at temperature 1 over every position of held-out replies, with its 95% interval over
-replies. {HELD_OUT} By depth: after 1, 2, ... tokens drafted since the target's last pass, where the kind
-tells them apart. "code" is a reply with a code fence.
+replies. {about.get("held_out", HELD_OUT)} By depth: after 1, 2, ... tokens drafted since the
+target's last pass, where the kind tells them apart. "code" is a reply with a code fence.
 
 {_table(json.loads(about["figures"]))}
 

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import numpy as np
 
+from core.distill.files import write_whole
+
 HELD_OUT_EVERY = 17
 FENCE = "```"
 ARRAYS = ("ids", "offsets", "prompt_len", "temperature")
@@ -98,14 +100,11 @@ class Corpus:
     def save(self, path: str | os.PathLike) -> None:
         """Write to ``path``, complete or not at all. Raises CorpusError."""
         path = Path(path)
-        part = path.with_name(path.name + ".part")
+        arrays = {name: getattr(self, name) for name in ARRAYS}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with open(part, "wb") as file:
-                np.savez_compressed(file, **{name: getattr(self, name) for name in ARRAYS})
-            os.replace(part, path)
+            write_whole(path, lambda file: np.savez_compressed(file, **arrays))
         except OSError as error:
-            part.unlink(missing_ok=True)
             raise CorpusError(
                 f"The corpus {path} cannot be written ({error.strerror or error}): name a file in a folder"
                 " that can be written and has room."

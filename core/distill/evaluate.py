@@ -67,7 +67,7 @@ def alpha(
             made = [guess for guess, _ in guesses(draft, batch, draft.depths)]
         last = batch.features[:, :, -1][batch.scored]
         covered = []
-        for rows in torch.arange(len(last)).split(ROWS):
+        for rows in torch.arange(len(last), device=last.device).split(ROWS):
             p = (last[rows] @ target.head.T).float().softmax(-1)[:, head_ids]
             q = [(guess[rows].to(target.dtype) @ head.T).float().softmax(-1) for guess in made]
             covered.append(torch.stack([torch.minimum(p, x).sum(-1) for x in q], 1).cpu())

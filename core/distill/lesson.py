@@ -7,6 +7,7 @@ id of the reply. Knows the corpus and the hidden states, no draft.
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,6 +40,14 @@ class Lessons:
         self._prompts = corpus.prompt_len
         self.lengths = np.diff(corpus.offsets)
         self.replies = self.lengths - np.maximum(self._prompts, 1)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the ids, and of where chats and prompts end."""
+        digest = hashlib.sha256()
+        for array in (self._corpus.ids, self._corpus.offsets, self._corpus.prompt_len):
+            digest.update(np.ascontiguousarray(array, np.int64).data)
+        return digest.hexdigest()
 
     def only(self, chats: Sequence[int]) -> Lessons:
         """Some of the chats, in this order."""

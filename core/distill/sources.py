@@ -10,7 +10,8 @@
               that is the text before it, so that drafts meet it where they work: behind a chat template
 
 Prompts are written by ``core.chat``, as the page writes them. What does not fit into the limit is cut: a
-prompt's oldest turns, a reply's end. Knows a tokenizer and no model.
+prompt's oldest turns, a reply's end. Files are read line by line, and no further than there is room for what
+is learned of them (``most``). Knows a tokenizer and no model.
 """
 
 from __future__ import annotations
@@ -23,20 +24,28 @@ from pathlib import Path
 
 import numpy as np
 
-from core.chat import fit_chat
+from core.chat import encode_text, fit_chat, turn_markers
 from core.distill.corpus import Chat, Corpus, CorpusError
 from core.stored import StoredConversation, StoreError, conversation, reading, summaries
 from core.text import PromptError
 
 LIMIT = 1024  # ids of a chat
 LEAD, PASSAGE = 64, 384  # ids of plain text that stand as a question, and as its reply
+LONGEST_LINE = 1 << 26  # bytes: a line that is longer is no chat
+BLOCK = 1 << 22  # characters of plain text that are encoded together
 UNKNOWN = float("nan")  # the temperature of a text that was not drawn
 
 
 def read(
-    path: str | os.PathLike, tokenizer, *, limit: int = LIMIT, target_fingerprint: str | None = None
+    path: str | os.PathLike,
+    tokenizer,
+    *,
+    limit: int = LIMIT,
+    target_fingerprint: str | None = None,
+    most: int | None = None,
 ) -> Corpus:
-    """The corpus of a file, of at most ``limit`` ids a chat. Raises CorpusError naming file and line.
+    """The corpus of a file, of at most ``limit`` ids a chat. Raises CorpusError naming file and line, also
+    where the file holds more than ``most`` ids: what there is room to learn from.
 
     From a database with ``target_fingerprint`` only what that target wrote, as the very ids it wrote; without
     it the text of every reply, whoever wrote it.
@@ -45,21 +54,44 @@ def read(
     if path.suffix == ".npz":
         return Corpus.load(path)
     if path.suffix == ".jsonl":
-        chats = list(_chats(path, tokenizer, limit))
+        found = _chats(path, tokenizer, limit)
     elif path.suffix in (".db", ".sqlite"):
-        chats = list(_history(path, tokenizer, limit, target_fingerprint))
+        found = ((None, chat) for chat in _history(path, tokenizer, limit, target_fingerprint))
     else:
-        chats = list(_passages(_text(path), tokenizer, limit))
+        found = _passages(path, tokenizer, limit)
+    chats, ids = [], 0
+    for line, chat in found:
+        ids += len(chat.ids)
+        if most is not None and ids > most:
+            where = f"{path}, line {line:,}" if line else str(path)
+            raise CorpusError(
+                f"{where}: up to here the text has more than the {most:,} tokens that there is room for: "
+                "give less text, or name a folder on a larger disk with --out."
+            )
+        chats.append(chat)
     if not chats:
-        raise CorpusError(f"There is no reply to learn from in {path}: name a file with more text.")
+        empty = "it is empty: name a file with text." if _is_empty(path) else None
+        raise CorpusError(
+            f"{path}, line 1: {empty}"
+            if empty
+            else f"There is no reply to learn from in {path}: name a file with more text."
+        )
     return Corpus.of(chats)
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return False
 
 
 # --- Files of chats ----------------------------------------------------------------------------------------
 
 
-def _chats(path: Path, tokenizer, limit: int) -> Iterator[Chat]:
-    for number, line in enumerate(_text(path).split("\n"), 1):
+def _chats(path: Path, tokenizer, limit: int) -> Iterator[tuple[int, Chat]]:
+    """Each with the number of its line."""
+    for number, line in _lines(path):
         if not line.strip():
             continue
         try:
@@ -68,7 +100,8 @@ def _chats(path: Path, tokenizer, limit: int) -> Iterator[Chat]:
             if not answers:
                 raise ValueError("no message of the assistant holds text")
             for n in answers:
-                yield _chat(tokenizer, messages[:n], _encode(tokenizer, messages[n]["content"]), limit)
+                reply = _encode(tokenizer, messages[n]["content"])
+                yield number, _chat(tokenizer, messages[:n], reply, limit)
         except (ValueError, RecursionError) as error:  # of json and core.chat, too
             reason = "it is not JSON" if isinstance(error, json.JSONDecodeError) else str(error).rstrip(".")
             raise CorpusError(
@@ -96,6 +129,9 @@ def _messages(line: object) -> list[dict[str, str]]:
         values = [message.get(name) for name in ("role", "content")] if isinstance(message, Mapping) else []
         if not values or not all(isinstance(value, str) for value in values):
             raise ValueError("a message has no role and content that are text")
+        if any("\ud800" <= sign <= "\udfff" for value in values for sign in value):
+            # Two halves of one character were joined by json already.
+            raise ValueError("a message holds half a character (a lone surrogate, as \\ud83d)")
     return [{"role": message["role"], "content": message["content"]} for message in messages]
 
 
@@ -114,32 +150,65 @@ def _chat(
 def _encode(tokenizer, text: str, end: bool = True) -> list[int]:
     """Ids of a reply; control tokens that it spells are text. ``end``: its end belongs to it."""
     ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+    if turn_markers(tokenizer).intersection(ids):  # those that are not "special" were not split
+        ids = encode_text(tokenizer, text)
     return [*ids, tokenizer.eos_token_id] if end and tokenizer.eos_token_id is not None else ids
 
 
 # --- Plain text --------------------------------------------------------------------------------------------
 
 
-def _passages(text: str, tokenizer, limit: int) -> Iterator[Chat]:
-    ids = _encode(tokenizer, text, end=False)
-    for begin in range(0, len(ids) - LEAD, LEAD + PASSAGE):
-        lead = tokenizer.decode(ids[begin : begin + LEAD])
-        passage = ids[begin + LEAD : begin + LEAD + PASSAGE]
-        if lead.strip():
-            try:
-                yield _chat(tokenizer, [{"role": "user", "content": lead}], passage, limit)
-            except PromptError as error:
-                raise CorpusError(
-                    f"The text cannot be put behind this target's chat template: {error}"
-                ) from error
+def _passages(path: Path, tokenizer, limit: int) -> Iterator[tuple[int, Chat]]:
+    """Each with the number of the line up to which the text was read."""
+    for line, text in _blocks(path):
+        ids = _encode(tokenizer, text, end=False)
+        for begin in range(0, len(ids) - LEAD, LEAD + PASSAGE):
+            lead = tokenizer.decode(ids[begin : begin + LEAD])
+            passage = ids[begin + LEAD : begin + LEAD + PASSAGE]
+            if lead.strip():
+                try:
+                    yield line, _chat(tokenizer, [{"role": "user", "content": lead}], passage, limit)
+                except PromptError as error:
+                    raise CorpusError(
+                        f"The text cannot be put behind this target's chat template: {error}"
+                    ) from error
 
 
-def _text(path: Path) -> str:
+def _blocks(path: Path) -> Iterator[tuple[int, str]]:
+    """The text in parts of whole lines, each with the number of its last, so that a large file is never in
+    memory whole. The line feed between two parts begins the second.
+    """
+    lines, size, number = [], 0, 0
+    for number, line in _lines(path):
+        lines.append(line)
+        size += len(line) + 1
+        if size >= BLOCK:
+            yield number, "\n".join(lines)
+            lines, size = [""], 0
+    if lines != [""]:
+        yield number, "\n".join(lines)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file in UTF-8, numbered from 1, without their line feeds: the parts between those."""
+    number, ended = 0, True
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with open(path, "rb") as file:
+            while line := file.readline(LONGEST_LINE + 1):
+                number += 1
+                if len(line) > LONGEST_LINE:
+                    most = f"{LONGEST_LINE >> 20} MB"
+                    raise CorpusError(
+                        f"{path}, line {number:,}: it is longer than {most}; please break it up."
+                    )
+                ended = line.endswith(b"\n")
+                yield number, line.removesuffix(b"\n").decode("utf-8-sig" if number == 1 else "utf-8")
+        if number and ended:  # the empty part behind the last
+            yield number + 1, ""
     except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise CorpusError(f"{path}, line {line}: it is not UTF-8; please save the file as UTF-8.") from error
+        raise CorpusError(
+            f"{path}, line {number}: it is not UTF-8; please save the file as UTF-8."
+        ) from error
     except OSError as error:
         raise CorpusError(
             f"{path} cannot be read ({error.strerror or error}): name a file that can be."
@@ -181,7 +250,10 @@ def read_all(
     *,
     limit: int = LIMIT,
     target_fingerprint: str | None = None,
+    most: int | None = None,
 ) -> Corpus:
-    """The corpora of several files as one, each prompt once. Raises CorpusError."""
-    corpora = [read(path, tokenizer, limit=limit, target_fingerprint=target_fingerprint) for path in paths]
+    """The corpora of several files as one, each prompt once; ``most`` ids of each. Raises CorpusError."""
+    corpora = [
+        read(path, tokenizer, limit=limit, target_fingerprint=target_fingerprint, most=most) for path in paths
+    ]
     return Corpus.of(chain.from_iterable(corpora)).distinct()

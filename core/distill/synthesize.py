@@ -31,6 +31,7 @@ import torch
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
+from core.chat import turn_markers
 from core.distill.corpus import Chat, Corpus, CorpusError, held_out
 from core.models import Progress, silent
 from core.text import end_token_ids
@@ -92,7 +93,8 @@ def _frame(model, tokenizer) -> _Frame:
     before, _, after = text.partition(mark)
     before, after = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (before, after))
     ends = end_token_ids(tokenizer, model.config.to_dict(), model.generation_config.to_dict())
-    special = frozenset(tokenizer.all_special_ids)
+    # The template's own tokens count, also where they are added and not "special".
+    special = frozenset(tokenizer.all_special_ids) | turn_markers(tokenizer)
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
     return _Frame(before, after, ends | special.intersection(after[:1]), special, context)
 

@@ -19,11 +19,13 @@ import numpy as np
 import torch
 
 from core.distill.corpus import Corpus
+from core.distill.files import flush_folder
 from core.models import Progress, silent
 from core.models.decoder import DecoderShape, lean_reason
 from core.models.draft_file import embedding_fingerprint
 from core.models.embedded import NAME, prepare_embedded
 from core.models.errors import LoadError, first_line
+from core.models.hub import check_proxy
 from core.models.spec import EMBEDDED
 
 IDS_AT_ONCE = 4096  # of chats of like length, in a pass of the target
@@ -64,6 +66,8 @@ def load_target(
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = prepare_embedded() if source == EMBEDDED else Path(source).expanduser()
+    if not path.is_dir():
+        check_proxy(source)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path if path.is_dir() else source)
         model = AutoModelForCausalLM.from_pretrained(path if path.is_dir() else source, dtype=dtype)
@@ -108,40 +112,78 @@ class Features:
         return self._values.shape
 
 
+def features_path(target: Target, corpus: Corpus, layers: Sequence[int], folder: Path) -> Path:
+    """Where ``features`` keeps its hidden states: under a name made of target, corpus and layers."""
+    digest = hashlib.sha256(f"{target.fingerprint} {tuple(layers)}".encode())
+    for array in (corpus.ids, corpus.offsets):
+        digest.update(np.ascontiguousarray(array, np.int64).data)
+    return folder / f"features-{digest.hexdigest()[:16]}.bin"
+
+
 @torch.inference_mode()
 def features(
     target: Target, corpus: Corpus, layers: Sequence[int], folder: Path, progress: Progress = silent
 ) -> Features:
     """The target's hidden states behind ``layers`` (``core.distill.kinds.feature_layers``) at every id.
 
-    Kept in ``folder`` under a name made of target, corpus and layers, and found there the next time.
+    Kept in ``folder`` at ``features_path``, and found there the next time. Raises OSError where there is no
+    room for them, before the target reads anything, and leaves nothing then.
     """
-    digest = hashlib.sha256(f"{target.fingerprint} {tuple(layers)}".encode())
-    for array in (corpus.ids, corpus.offsets):
-        digest.update(np.ascontiguousarray(array, np.int64).data)
-    path = folder / f"features-{digest.hexdigest()[:16]}.bin"
-    size = len(corpus.ids), len(layers), target.shape.hidden
+    path, size = features_path(target, corpus, layers, folder), (len(corpus.ids), len(layers))
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(".part")
-        values = np.memmap(part, np.int16, "w+", shape=size)
-        lengths, done = np.diff(corpus.offsets), 0
-        for chats in _alike(lengths):
-            ids = np.zeros((len(chats), lengths[chats].max()), np.int64)
-            for row, chat in enumerate(chats):
-                ids[row, : lengths[chat]] = corpus[chat].ids
-            states = target.model.model(
-                input_ids=torch.from_numpy(ids).to(target.device), output_hidden_states=True, use_cache=False
-            ).hidden_states  # the embedding first, then each layer's, the last behind the final norm
-            kept = torch.stack([states[layer + 1] for layer in layers], 2).bfloat16().cpu().contiguous()
-            for row, chat in enumerate(chats):
-                begin, length = corpus.offsets[chat], lengths[chat]
-                values[begin : begin + length] = kept[row, :length].view(torch.int16).numpy()
-            done += lengths[chats].sum()
-            progress("Reading the text with the target", done / len(corpus.ids))
-        values.flush()
+        try:
+            _reserve(part, max(1, size[0] * size[1] * target.shape.hidden * 2))
+            _read(target, corpus, layers, part, progress)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()
+            raise
         os.replace(part, path)
-    return Features(path, *size[1:])
+        flush_folder(folder)
+    return Features(path, len(layers), target.shape.hidden)
+
+
+def _reserve(path: Path, size: int) -> None:
+    """A file of ``size`` bytes that has its room: to write into a mapped file without is a bus error."""
+    with open(path, "wb") as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except AttributeError:  # not Linux
+            for _ in range(size >> 20):
+                file.write(bytes(1 << 20))
+            file.write(bytes(size & ((1 << 20) - 1)))
+
+
+def _read(target: Target, corpus: Corpus, layers: Sequence[int], path: Path, progress: Progress) -> None:
+    shape = len(corpus.ids), len(layers), target.shape.hidden
+    if not len(corpus.ids):
+        return
+    values = np.memmap(path, np.int16, "r+", shape=shape)
+    lengths, done = np.diff(corpus.offsets), 0
+    for chats in _alike(lengths):
+        kept = hidden_states(target, [corpus[chat].ids for chat in chats], layers)
+        for row, chat in enumerate(chats):
+            begin, length = corpus.offsets[chat], lengths[chat]
+            values[begin : begin + length] = kept[row, :length].view(torch.int16).numpy()
+        done += lengths[chats].sum()
+        progress("Reading the text with the target", done / len(corpus.ids))
+    values.flush()
+    with open(path, "rb+") as file:
+        os.fsync(file.fileno())
+
+
+@torch.inference_mode()
+def hidden_states(target: Target, chats: Sequence[np.ndarray], layers: Sequence[int]) -> torch.Tensor:
+    """Of the ids of some chats, (chats, the longest's ids, layers, hidden) in bfloat16, in one pass."""
+    ids = np.zeros((len(chats), max(map(len, chats))), np.int64)
+    for row, chat in enumerate(chats):
+        ids[row, : len(chat)] = chat
+    states = target.model.model(
+        input_ids=torch.from_numpy(ids).to(target.device), output_hidden_states=True, use_cache=False
+    ).hidden_states  # the embedding first, then each layer's, the last behind the final norm
+    return torch.stack([states[layer + 1] for layer in layers], 2).bfloat16().cpu().contiguous()
 
 
 def _alike(lengths: np.ndarray) -> list[np.ndarray]:

@@ -6,35 +6,34 @@ draft's head scores, renormalised there; at the positions of replies alone. Matr
 al. 2024, here ``torch.optim.Muon``), the rest by AdamW; rates rise over the first steps and fall over the
 second half. The head's rows are the target's and stay.
 
-A checkpoint holds weights, both optimisers' state and the loss of every step so far. Which chats a step takes
-follows from the seed and the step's number alone, so that a run that was killed and resumed computes what an
-unbroken one does. Knows no files but its checkpoint.
+A checkpoint (``core.distill.checkpoint``) holds weights, both optimisers' state and the loss of every step so
+far. Which chats a step takes follows from the seed and the step's number alone, so that a run that was killed
+and resumed computes what an unbroken one does. A loss, gradient or weight that is not finite ends it. Knows
+no files but its checkpoint.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-import os
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
+from core.distill import checkpoint as checkpoints
+from core.distill.checkpoint import Identity, TrainingError
 from core.distill.evaluate import ROWS, guesses
 from core.distill.kinds import Draft
 from core.distill.lesson import Lessons
 from core.distill.target import Target
-from core.models.errors import is_out_of_memory, too_little_memory
 
 MOMENTUM, DECAY = 0.95, 0.01  # of Muon
 BETAS = (0.9, 0.95)  # of AdamW
 CLIP = 1.0  # largest norm of all gradients together
 LAST_RATE = 0.02  # of the rate, at the end
-
-
-class TrainingError(Exception):
-    """A training cannot go on; the message is one sentence that says what to do."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +57,14 @@ class Plan:
 
 @dataclass
 class State:
-    """``losses`` of the steps done, nats a token of the first depth; ``tokens`` of replies they saw."""
+    """``losses`` of the steps done, nats a token of the first depth; ``tokens`` of replies they saw.
+
+    ``rates`` is Muon's highest rate as asked for, and the step (from 0) from which on it was that.
+    """
 
     losses: list[float]
     tokens: int
+    rates: list[tuple[int, float]] = field(default_factory=list)
 
 
 def train(
@@ -72,33 +75,76 @@ def train(
     plan: Plan,
     checkpoint: Path,
     after_step: Callable[[State], None] = lambda state: None,
+    *,
+    start: str | None = None,
+    say: Callable[[str], object] = lambda sentence: None,
 ) -> State:
-    """Trains ``draft`` in place, from ``checkpoint`` on where there is one of this very plan.
+    """Trains ``draft`` in place, from ``checkpoint`` on where there is one of this very training.
 
-    ``after_step`` hears of every step, after a checkpoint is written where it is due. Raises TrainingError.
+    ``start`` is the fingerprint of the draft that it began with, None for fresh weights. ``after_step`` hears
+    of every step, after a checkpoint is written where it is due; ``say`` what else there is to tell. Raises
+    TrainingError.
     """
-    optimisers = _optimisers(draft, plan)
+    optimisers = optimisers_of(draft, plan)
     state = State([], 0)
-    text = len(lessons.lengths), int(lessons.lengths.sum())
-    what = {"plan": asdict(plan), "kind": draft.kind, "target": target.fingerprint, "text": text}
-    if checkpoint.exists():
-        _resume(checkpoint, what, draft, optimisers, state)
-    head = target.head[head_ids].contiguous()
+    what = identity(draft, target, head_ids, lessons, plan, start)
+    _resume(checkpoint, what, draft, optimisers, state, say)
+    if not state.rates or state.rates[-1][1] != plan.rate:
+        state.rates.append((len(state.losses), plan.rate))
+    head, saved = target.head[head_ids].contiguous(), len(state.losses)
     for chats in itertools.islice(_order(lessons, plan), len(state.losses), plan.steps):
         share = plan.share(len(state.losses))
         for optimiser, rate in zip(optimisers, (plan.rate, plan.vector_rate), strict=True):
             optimiser.param_groups[0]["lr"] = rate * share
+        step = len(state.losses) + 1
         loss, tokens = _learn(draft, target, head, lessons, chats)
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), CLIP)
+        norm = float(torch.nn.utils.clip_grad_norm_(draft.parameters(), CLIP))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise _not_finite("loss" if not math.isfinite(loss) else "gradient", step, checkpoint, saved)
         for optimiser in optimisers:
             optimiser.step()
             optimiser.zero_grad()
         state.losses.append(loss)
         state.tokens += tokens
-        if len(state.losses) % plan.save_every == 0 or len(state.losses) == plan.steps:
+        if step % plan.save_every == 0 or step == plan.steps:
+            if not checkpoints.finite(draft.state_dict()):
+                raise _not_finite("weights", step, checkpoint, saved)
             _save(checkpoint, what, draft, optimisers, state)
+            saved = step
         after_step(state)
     return state
+
+
+def identity(
+    draft: Draft, target: Target, head_ids: torch.Tensor, lessons: Lessons, plan: Plan, start: str | None
+) -> Identity:
+    """What may not change while a training goes on, by the name that people know it by."""
+    ids = hashlib.sha256(head_ids.cpu().numpy().tobytes()).hexdigest()
+    return {
+        "--kind": draft.kind,
+        "--layers": len(getattr(draft, "layers", ())),
+        "--head-ids": len(head_ids),
+        "--start": start,
+        "--steps": plan.steps,
+        "--tokens": plan.tokens,
+        "--seed": plan.seed,
+        "the warming up": plan.warm_up,
+        "AdamW's rate": plan.vector_rate,
+        "the target": (target.fingerprint,),  # in brackets: to be named, not shown
+        "the text": (lessons.fingerprint,),
+        "the choice of ids that the head scores": (ids,),
+    }
+
+
+def _not_finite(what: str, step: int, checkpoint: Path, saved: int) -> TrainingError:
+    there = (
+        f"The checkpoint of step {saved} is kept in {checkpoint}" if saved else "There is no checkpoint yet"
+    )
+    verb = "are" if what == "weights" else "is"
+    return TrainingError(
+        f"Training stopped at step {step}, whose {what} {verb} not finite. {there}: give the same command "
+        f"with a lower --rate to {'go on from there' if saved else 'begin anew'}."
+    )
 
 
 def _order(lessons: Lessons, plan: Plan) -> Iterator[list[int]]:
@@ -108,6 +154,14 @@ def _order(lessons: Lessons, plan: Plan) -> Iterator[list[int]]:
         if not batches:
             raise TrainingError("There is no reply to learn from: name text with --data or --synthesize.")
         yield from batches
+
+
+def one_step(draft: Draft, target: Target, head_ids: torch.Tensor, lessons: Lessons, plan: Plan) -> None:
+    """A step of ``draft`` on all ``lessons``, with optimisers of its own: to see what one takes."""
+    _learn(draft, target, target.head[head_ids].contiguous(), lessons, list(range(len(lessons.lengths))))
+    for optimiser in optimisers_of(draft, plan):
+        optimiser.step()
+        optimiser.zero_grad()
 
 
 def _learn(
@@ -146,7 +200,8 @@ def check_torch() -> None:
         )
 
 
-def _optimisers(draft: Draft, plan: Plan) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+def optimisers_of(draft: Draft, plan: Plan) -> tuple[torch.optim.Optimizer, torch.optim.Optimizer]:
+    """Muon and AdamW, each with what it learns. Raises TrainingError."""
     check_torch()
     matrices = [weight for weight in draft.parameters() if weight.dim() == 2]
     vectors = [weight for weight in draft.parameters() if weight.dim() != 2]
@@ -156,28 +211,34 @@ def _optimisers(draft: Draft, plan: Plan) -> tuple[torch.optim.Optimizer, torch.
     )
 
 
-def _save(path: Path, what: dict, draft: Draft, optimisers, state: State) -> None:
-    """Complete or not at all."""
-    part = path.with_suffix(".part")
-    content = {"what": what, "draft": draft.state_dict(), "losses": state.losses, "tokens": state.tokens}
-    torch.save(content | {"optimisers": [optimiser.state_dict() for optimiser in optimisers]}, part)
-    os.replace(part, path)
+def _save(path: Path, what: Identity, draft: Draft, optimisers, state: State) -> None:
+    content = {
+        "what": dict(what),
+        "draft": draft.state_dict(),
+        "losses": state.losses,
+        "tokens": state.tokens,
+    }
+    content["rates"] = state.rates
+    content["optimisers"] = [optimiser.state_dict() for optimiser in optimisers]
+    checkpoints.save(path, content)
 
 
-def _resume(path: Path, what: dict, draft: Draft, optimisers, state: State) -> None:
+def _resume(path: Path, what: Identity, draft: Draft, optimisers, state: State, say) -> None:
+    content = checkpoints.load(path, next(draft.parameters()).device, say)
+    if content is None:
+        return
     try:
-        content = torch.load(path, map_location=next(draft.parameters()).device, weights_only=True)
-        other = content["what"] != what
-    except Exception as error:  # torch names many kinds for a file that is not its own
-        if is_out_of_memory(error):
-            raise TrainingError(str(too_little_memory(f"read the checkpoint {path}"))) from error
-        raise TrainingError(f"The checkpoint {path} is damaged: delete it to begin anew.") from error
-    if other:
+        if others := checkpoints.differences(content["what"], what):
+            raise TrainingError(
+                f"The checkpoint {path} is of another training ({others}): repeat that command to finish "
+                "it, or name another folder with --out."
+            )
+        draft.load_state_dict(content["draft"])
+        for optimiser, kept in zip(optimisers, content["optimisers"], strict=True):
+            optimiser.load_state_dict(kept)
+        state.losses, state.tokens = content["losses"], content["tokens"]
+        state.rates = [tuple(rate) for rate in content["rates"]]
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TrainingError(
-            f"The checkpoint {path} is of another training (other text, steps or settings): repeat that "
-            "command to finish it, or name another folder with --out."
-        )
-    draft.load_state_dict(content["draft"])
-    for optimiser, kept in zip(optimisers, content["optimisers"], strict=True):
-        optimiser.load_state_dict(kept)
-    state.losses, state.tokens = content["losses"], content["tokens"]
+            f"The checkpoint {path} is of another version of Redline: name another folder with --out."
+        ) from error

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from core.drafters.base import Drafter
-from core.drafters.ngram import Lookup, NgramDrafter, chain_of
+from core.drafters.ngram import Lookup, NgramDrafter
 from core.models.base import Cache, Stop
 from core.records import Settings
 from core.sampling import Proposal
@@ -48,13 +48,15 @@ class Both:
 class AutoDrafter:
     """``other`` drafts where no repeat is long enough; beyond its context any repeat serves.
 
-    ``context_length`` is the target's.
+    ``context_length`` is the target's. What it knows is what the two know, which is a function of the
+    committed ids; ``Both.by`` is set anew before anybody asks for it.
     """
 
     name = "auto"
 
     def __init__(self, other: Drafter, context_length: int):
         self.other = other
+        self.repeats = NgramDrafter(context_length)
         self.context_length = context_length
 
     def new_state(self) -> Both:
@@ -80,14 +82,19 @@ class AutoDrafter:
         state: Both,
         cache: Cache,
     ) -> list[Proposal]:
+        drafter, its, count = self.turn(ids, count, state)
+        return drafter.draft(ids, count, settings, uniform, its, cache)
+
+    def turn(self, ids: Sequence[int], count: int, state: Both) -> tuple[Drafter, Cache, int]:
+        """Who drafts after ``ids``, with its state, and how many: as many as its context has room for."""
         state.lookup.read(ids)
         matched, _ = state.lookup.automaton.match
         room = self.other.context_length - len(ids) + 1
         if matched >= LONG_MATCH or room < 1:
             state.by = NgramDrafter.name
-            return chain_of(state.lookup.continuation(count))
+            return self.repeats, state.lookup, count
         state.by = self.other.name
-        return self.other.draft(ids, min(count, room), settings, uniform, state.state, cache)
+        return self.other, state.state, min(count, room)
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Both) -> None:
         self.other.observe(ids, logits, state.state)

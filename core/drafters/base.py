@@ -19,6 +19,10 @@ class Drafter(Protocol):
     What a drafter has read of a sequence is in a state of its own, which the engine keeps and crops with
     the target's cache: ``state.length`` leading ids of the sequence were read. ``cache`` is the target's, for
     drafters that look into it: it holds all committed ids but the last.
+
+    What a drafter knows is a function of the committed ids of this conversation (docs/ENGINE.md, rule 7):
+    after ``prefill`` a state that served other prompts, replies that were stopped or such that failed
+    proposes what a new one does. Each drafter says in its docstring why.
     """
 
     name: str
@@ -36,7 +40,8 @@ class Drafter(Protocol):
         ``no_match``, or ``draft_failed`` where numbers were of no use."""
 
     def prefill(self, ids: Sequence[int], state: Cache, cache: Cache, stop: Stop | None = None) -> None:
-        """Reads ``ids``, the leading ids of the sequence, from where ``state`` has got to.
+        """Reads ``ids``, the leading ids of the sequence, from where ``state`` has got to; each reply begins
+        with it.
 
         The target has read them before. Nothing where they leave no room to draft in the drafter's context.
         """

@@ -36,7 +36,8 @@ class EagleDrafter:
 
     ``feature_layers`` are the target's layers whose features the draft reads, all among the target's own;
     ``head_ids`` (n,) int64 ascending the ids that the head scores; ``rows`` (n, hidden) what it scores them
-    by: those rows of the target's head.
+    by: those rows of the target's head. What it knows are its keys of committed positions, each made of a
+    committed id and of the target's features before it: what it read of its own drafts is cropped.
     """
 
     name = "eagle"
@@ -61,7 +62,7 @@ class EagleDrafter:
         scored = tensors["proj.weight"] * tensors["norm.weight"]
         self._model = Decoder.from_tensors(
             replace(target.shape, layers=layers),
-            {**tensors, "norm.weight": torch.ones(target.shape.hidden)},
+            {**tensors, "norm.weight": torch.ones(target.shape.hidden, device=target.device)},
             make,
             target.embedding,
             make_head(rows.float() @ scored),
@@ -86,7 +87,7 @@ class EagleDrafter:
 
     def prefill(self, ids: Sequence[int], state: KVCache, cache: KVCache, stop: Stop | None = None) -> None:
         if len(ids) < self.context_length:  # beyond it nothing will be drafted
-            self._read(ids, state, cache, stop)
+            self._read(ids, state, cache, stop, many=True)
 
     def draft(
         self,
@@ -113,9 +114,17 @@ class EagleDrafter:
         """Nothing: what the target makes of tokens is in its cache."""
 
     def _read(
-        self, ids: Sequence[int], state: KVCache, cache: KVCache, stop: Stop | None = None
+        self,
+        ids: Sequence[int],
+        state: KVCache,
+        cache: KVCache,
+        stop: Stop | None = None,
+        many: bool = False,
     ) -> torch.Tensor | None:
         """Appends what ``state`` has not read of ``ids``; ``cache`` holds features of all but the last.
+
+        ``many`` takes the products of a prompt however little is left to read of it, so that its keys are the
+        same wherever an earlier prompt parted from it.
 
         Gives what was made of the last one, (1, hidden); None where ``stop`` said so between chunks or
         nothing was to be read.
@@ -126,25 +135,27 @@ class EagleDrafter:
                 return None
             end = min(start + PREFILL_CHUNK, len(ids))
             features = self._normed(cache.features[max(0, start - 1) : end - 1, self._columns]).flatten(1)
-            before = self._normed(_product(self._features, features).to(features.dtype))
+            before = self._normed(_product(self._features, features, many).to(features.dtype))
             if not start:
                 before = F.pad(before, (0, 0, 1, 0))  # nothing comes before the first
-            made = self._run(ids[start:end], before, state)[-1:]
+            made = self._run(ids[start:end], before, state, many)[-1:]
         return made
 
-    def _run(self, ids: Sequence[int], before: torch.Tensor, state: KVCache) -> torch.Tensor:
+    def _run(
+        self, ids: Sequence[int], before: torch.Tensor, state: KVCache, many: bool = False
+    ) -> torch.Tensor:
         """Appends ``ids`` and gives what the layer makes of them, normed, (len(ids), hidden).
 
         ``before`` (len(ids), hidden), normed, is what stands for the position before each.
         """
         model = self._model
         tokens = F.embedding(torch.as_tensor(ids, device=model.device), model.embedding).to(before.dtype)
-        joined = _product(self._joined, torch.cat([tokens, before], 1))
-        return model.forward(ids, state, many=len(ids) > FEW, inputs=joined)
+        joined = _product(self._joined, torch.cat([tokens, before], 1), many)
+        return model.forward(ids, state, many=many or len(ids) > FEW, inputs=joined)
 
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         return F.rms_norm(x, x.shape[-1:], eps=self._model.shape.rms_eps)
 
 
-def _product(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    return linear.many(x) if len(x) > FEW else linear(x)
+def _product(linear: Linear, x: torch.Tensor, many: bool) -> torch.Tensor:
+    return linear.many(x) if many or len(x) > FEW else linear(x)

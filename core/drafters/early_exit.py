@@ -25,7 +25,8 @@ SHARE = 3  # one layer in so many is run
 
 
 class EarlyExitDrafter:
-    """``layers`` of the target's are run; a third of them, at least one, unless said otherwise."""
+    """``layers`` of the target's are run; a third of them, at least one, unless said otherwise. It keeps
+    nothing: all it looks at are the target's keys of committed positions."""
 
     name = "early-exit"
 

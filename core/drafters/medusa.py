@@ -33,7 +33,8 @@ class MedusaDrafter:
 
     ``feature_layers`` is the target's last layer, which must be among those whose features it keeps;
     ``head_ids`` (n,) int64 ascending are the ids that the heads score; ``rows`` (n, hidden) what they score
-    them by: those rows of the target's head.
+    them by: those rows of the target's head. It keeps nothing: all it looks at is the target's state of the
+    last committed position that was read.
     """
 
     name = "medusa"

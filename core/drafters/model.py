@@ -25,8 +25,9 @@ from core.tree import along_branch
 class ModelDrafter:
     """``head_ids``: ids (n,) int64 ascending of the model's n logits; None when they are 0..n-1.
 
-    ``vocabulary``: width of the target's logits; None when the draft's is no wider. Columns of a row of
-    the draft from ``width`` on are of no use then.
+    ``vocabulary``: width of the target's logits; None when the draft's is no wider. Columns of a row of the
+    draft from ``width`` on are of no use then. What it knows are the model's keys of committed ids; those of
+    drafts that did not stand are cropped.
     """
 
     name = "model"

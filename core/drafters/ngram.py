@@ -75,7 +75,8 @@ class Lookup:
 
 
 class NgramDrafter:
-    """``context_length`` is the target's: a lookup has no limit of its own."""
+    """``context_length`` is the target's: a lookup has no limit of its own. What it knows is the automaton of
+    the committed ids, which is built anew where some are taken back."""
 
     name = "ngram"
 
@@ -103,8 +104,12 @@ class NgramDrafter:
         state: Lookup,
         cache: Cache,
     ) -> list[Proposal]:
+        return chain_of(self.chain(ids, count, state))
+
+    def chain(self, ids: Sequence[int], count: int, state: Lookup) -> list[int]:
+        """The ids that ``draft`` proposes, each certain: known before anything runs."""
         state.read(ids)
-        return chain_of(state.continuation(count))
+        return state.continuation(count)
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Lookup) -> None:
         """Nothing: what is committed is read with the next draft."""

@@ -2,11 +2,13 @@
 
 A table holds for every id that a pass scored the ids the target then found most likely; every pass refreshes
 it, rejected drafts' rows included. Nothing is trained and no model is run (Luo et al. 2024, *Turning Trash
-into Treasure*, arXiv:2408.08696). Each proposal is certain (q is 1). The table belongs to a sequence, so that
-the same seed gives the same reply whatever was written before.
+into Treasure*, arXiv:2408.08696). Each proposal is certain (q is 1).
 
-What it proposes depends on earlier rounds alone, none of the draws that are to judge it (docs/ENGINE.md, rule
-7). Knows ids and rows of logits.
+A table begins with a reply, from its prompt, and ends with it: rows of an earlier one were shaped by that
+one's draws, and where a seed is used again the same draws would judge what they had a hand in
+(docs/ENGINE.md, rule 7). Within a reply the rows follow from what was committed: a refused certain draft is
+never written in its own place, so that the committed ids say where each round began and what it had proposed.
+Knows ids and rows of logits.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ _BYTES_PER_ENTRY = 400
 
 
 class Table:
-    """Most likely successors by id, of one sequence. Nothing is read ahead, so cropping forgets nothing."""
+    """Most likely successors by id, of one reply: cropping forgets nothing within it, and the next reply's
+    ``prefill`` everything."""
 
     def __init__(self, successors: dict[int, list[int]] | None = None):
         self.successors = successors or {}
@@ -36,7 +39,7 @@ class Table:
         return _BYTES_PER_ENTRY * len(self.successors)
 
     def crop(self, length: int) -> None:
-        """Nothing: what the target thinks after an id is as good a guess in another text."""
+        """Nothing: what the target thought after a refused draft is a guess at another place."""
 
     def fork(self, length: int) -> Table:
         return Table(dict(self.successors))
@@ -44,7 +47,9 @@ class Table:
 
 class RecyclingDrafter:
     """A chain follows the likeliest successors. A tree of ``tree_width`` has as many candidates at each place
-    along that chain: K * tree_width nodes at most. ``context_length`` is the target's."""
+    along that chain: K * tree_width nodes at most. ``context_length`` is the target's.
+
+    What it knows follows from the prompt and from what this reply committed, whatever was asked before."""
 
     name = "recycling"
 
@@ -61,7 +66,8 @@ class RecyclingDrafter:
         return "no_match"
 
     def prefill(self, ids: Sequence[int], state: Table, cache: Cache, stop: Stop | None = None) -> None:
-        """What followed in the prompt itself is a first guess."""
+        """Begins anew: what followed in the prompt itself is a first guess."""
+        state.successors = {}
         for id, following in zip(ids, ids[1:], strict=False):
             known = state.successors.get(id, [])
             state.successors[id] = [following, *(x for x in known if x != following)][:SUCCESSORS]
@@ -88,6 +94,23 @@ class RecyclingDrafter:
             at, parent = candidates[0], first
         return proposals
 
+    def chain(self, ids: Sequence[int], count: int, state: Table) -> list[int]:
+        """The ids that ``draft`` proposes as a chain, each certain: known before anything runs."""
+        found: list[int] = []
+        at = ids[-1]
+        while len(found) < count and (known := state.successors.get(at)):
+            at = known[0]
+            found.append(at)
+        return found
+
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Table) -> None:
-        best = logits.topk(min(SUCCESSORS, logits.shape[-1])).indices.tolist()
-        state.successors.update(zip(ids, best, strict=True))
+        self.learn(ids, likeliest(logits).tolist(), state)
+
+    def learn(self, ids: Sequence[int], likeliest: Sequence[Sequence[int]], state: Table) -> None:
+        """``observe`` by what ``likeliest`` gives after each of ``ids``."""
+        state.successors.update(zip(ids, map(list, likeliest), strict=True))
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """The ids that a table keeps of rows of logits (n, vocabulary): (n, ``SUCCESSORS``), or fewer."""
+    return logits.topk(min(SUCCESSORS, logits.shape[-1])).indices

@@ -33,6 +33,7 @@ from core.models.key_blocks import KEY_BLOCK
 from core.models.kv_cache import DecoderShape, KVCache
 from core.models.linear import Linear, Scaled
 from core.models.rotation import Rotation
+from core.models.tree_walk import Walk, depths
 
 # Attention runs over whole blocks of queries, as of keys (``KEY_BLOCK``), where a product with few rows would
 # be left to another kernel (measured for head sizes of 16 to 128 with 1 to 8 query heads a key head, see
@@ -143,14 +144,6 @@ def _add(x: torch.Tensor, product: Scaled) -> None:
     """Adds what a product's ``unscaled`` gave to ``x``, in place."""
     y, scale = product
     x.add_(y) if scale is None else x.addcmul_(y, scale)
-
-
-def _depths(parents: Sequence[int], start: int) -> list[int]:
-    """The positions of a tree's rows whose roots follow ``start`` ids."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(start if parent < 0 else depths[parent] + 1)
-    return depths
 
 
 def _activations(embedding: torch.Tensor) -> torch.dtype:
@@ -320,17 +313,24 @@ class Decoder:
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
         group, rotating = heads // kv_heads, heads + kv_heads
         end, queries = start + rows, rows * group
-        mask = self._mask(rows, start, group, parents)
+        walk = None
+        if parents is not None and self._query_block > 1:
+            walk = Walk(parents, start)
+            ids = [ids[row] for row in walk.order]
+            mask = self._mask(1, start, group)
+        else:
+            mask = self._mask(rows, start, group, parents)
         cache.reserve(end)
-        rotation = self.rotations[start:end] if parents is None else self.rotations[_depths(parents, start)]
+        if parents is None:
+            rotation = self.rotations[start:end]
+        else:
+            rotation = self.rotations[depths(parents, start) if walk is None else walk.positions]
         if inputs is None:
             x = F.embedding(torch.as_tensor(ids, device=self.device), self._entering).to(self.dtype)
         else:
             x = inputs.to(self.dtype)
         # Views are made once: one at a time in each layer they would cost as much as the smaller products.
-        seen = [part[:, :, None, : mask.shape[1]].transpose(3, 4) for part in cache.parts]
-        keys, values = ([layer for part in seen for layer in part[:, kind].unbind()] for kind in (0, 1))
-        views = cache.of_layers(start, end), keys, values
+        views = cache.of_layers(start, end), *cache.seen(mask.shape[1])
         # Every layer's queries, keys and values in turn.
         qkv = torch.empty(rows, (rotating + kv_heads) * size, device=self.device)
         by_head = qkv.view(rows, rotating + kv_heads, size)
@@ -338,9 +338,13 @@ class Decoder:
         pairs = torch.view_as_complex(turning.view(rows, rotating, size // 2, 2))
         new = by_head[:, heads:].view(rows, 2, kv_heads, size).transpose(0, 1)
         # The query heads that share a key head become rows of one product; zeros fill up their block.
-        query = torch.zeros(1, kv_heads, len(mask), size, device=self.device, dtype=self.cache_dtype)
-        asking = query[0, :, :queries].view(kv_heads, rows, group, size)
+        flat = (rows, heads * size), (heads * size, 1)
         asked = by_head[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
+        if walk is None:
+            query = torch.zeros(1, kv_heads, len(mask), size, device=self.device, dtype=self.cache_dtype)
+            asking = query[0, :, :queries].view(kv_heads, rows, group, size)
+        else:
+            walk.begin(cache, new, asked, lambda n, behind: self._mask(n, behind, group))
         running = self.layers if layers is None else self.layers[:layers]
         kept = {layer: kind for kind, layer in enumerate(self.feature_layers)} if layers is None else {}
         for index, (layer, place, keys, values) in enumerate(zip(running, *views, strict=layers is None)):
@@ -351,19 +355,26 @@ class Decoder:
             if layer.qk_norm is not None:
                 turning.copy_(self._normed(turning, layer.qk_norm))
             pairs.mul_(rotation)
-            place.copy_(new)
-            asking.copy_(asked)
-            attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             # As ``out`` takes it, position by position: see ``_by_group``.
-            attended = attended.transpose(1, 2)[0, :queries].reshape(rows, heads * size)
+            if walk is None:
+                place.copy_(new)
+                asking.copy_(asked)
+                attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+                attended = attended.transpose(1, 2).contiguous().as_strided(*flat)
+            else:
+                attended = walk.attend(index)
+                place.copy_(new[:, walk.back])
             _add(x, layer.out.unscaled(attended, many))
             y, scale = layer.gate_up.unscaled(self._normed(x, layer.mlp_norm), many)
-            gate, up = (y if scale is None else y.mul_(scale)).chunk(2, 1)
+            gate, up = (y if scale is None else y.mul_(scale)).unsafe_split(y.shape[1] // 2, 1)
             _add(x, layer.down.unscaled(F.silu(gate).mul_(up), many))
             if index in kept and index < len(self.layers) - 1:
-                cache.features[start:end, kept[index]] = self._turned_back(x)
+                made = self._turned_back(x)
+                cache.features[start:end, kept[index]] = made if walk is None else made[walk.back]
         cache.length = end
         x = self._normed(x, self.norm)
+        if walk is not None:
+            x = x[walk.back]
         if len(self.layers) - 1 in kept:
             feature = self._turned_back(x)
             if self.rotation is not None:
@@ -402,10 +413,8 @@ class Decoder:
         return self.head(self.forward(ids, cache, parents)).float().cpu()
 
     def tree_room(self, cache: KVCache) -> int:
-        """How many rows a tree behind ``cache`` may have: those of the context that is left, and on a
-        processor of the block of keys, since a tree's pass cannot be made in two as a chain's is."""
-        left = self.context_length - cache.length
-        return min(left, KEY_BLOCK - cache.length % KEY_BLOCK) if self._query_block > 1 else left
+        """How many rows a tree behind ``cache`` may have: those of the context that is left."""
+        return self.context_length - cache.length
 
     def next_logits(self, ids: Sequence[int], cache: KVCache) -> torch.Tensor:
         """Appends ``ids`` and gives the logits after the last one, (head rows,) float32 on the CPU."""

@@ -31,7 +31,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.models import Progress, silent
+from core.models import Progress, network, silent
 from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 from core.models.heartbeat import heard
 from core.terminal import progress_printer
@@ -209,7 +209,7 @@ def _download(work: Path, by_hand: str, progress: Progress) -> Path:
     # and a killed download leaves nothing behind elsewhere.
     scratch = work / "pip"
     scratch.mkdir()
-    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    environment = network.of_children(os.environ) | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
     with open(work / "pip.log", "w+", encoding="utf-8", errors="replace") as log:
         with subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log

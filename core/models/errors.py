@@ -10,7 +10,9 @@ import re
 # its own for Linux and one for Windows; Windows speaks of its paging file.
 _WORDS = re.compile(
     "can't allocate memory|cannot allocate memory|unable to allocate|not enough memory|out of memory"
-    "|outofmemoryerror|bad_?alloc|bad allocation|paging file is too small|(cublas|cudnn)_status_alloc_failed"
+    "|out_?of_?memory|bad_?alloc|bad allocation|paging file is too small"
+    # A card's libraries: NVIDIA's and hipBLAS, rocBLAS, CUDA's and HIP's own codes, MIOpen.
+    "|_status_alloc_failed|rocblas_status_memory_error|(cuda|hip)errormemoryallocation|miopenstatusallocfailed"
 )
 # The codes of errors as text, which need not be in English: Rust's (safetensors) and Python's of Windows.
 _CODE = re.compile(r"\b(?:os error|winerror) (\d+)\b")
@@ -19,6 +21,10 @@ _WINDOWS = (8, 14, 1455)  # not enough memory, out of memory, the paging file is
 
 class LoadError(RuntimeError):
     """A model cannot be loaded; the message is one sentence that says why and what to do."""
+
+
+class UnusableNumbers(LoadError):
+    """A model, as it was loaded, gives logits from which nothing can be drawn."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -51,7 +51,8 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
 
     loaded = [load_model(plan, say) for plan in plans]
     models = [model for model, _ in loaded]
-    notes += [note for plan, (_, form) in zip(plans, loaded, strict=True) for note in _notes(plan, form)]
+    for plan, (model, form) in zip(plans, loaded, strict=True):
+        notes += _notes(plan, form, dtype_word(_embedding(model).dtype))
     if not target.tokenizer.chat_template:
         notes.insert(0, NO_TEMPLATE)
     exactness = row_dependence(models[0], say).sentence
@@ -181,17 +182,20 @@ def _runs_in(model: Model, form: quantize.Quantised) -> str:
     return dtype_word(model.dtype if lean else _embedding(model).dtype)
 
 
-def _notes(plan: Plan, form: quantize.Quantised) -> list[str]:
-    """Sentences on how one model runs, where that is not what one might think."""
+def _notes(plan: Plan, form: quantize.Quantised, dtype: str) -> list[str]:
+    """Sentences on how one model runs, where that is not what one might think; ``dtype`` is that of its
+    weights that are not quantised."""
     notes = []
+    if dtype != plan.dtype == "float16":
+        notes.append(f"{plan.name} computes numbers that float16 does not hold, so it runs in {dtype}.")
     if plan.checkpoint.kind == "gguf":
-        runs = plan.dtype if form.form == "none" else form.form
+        runs = dtype if form.form == "none" else form.form
         notes.append(
             f"The weights in {plan.name} were unpacked and run as {runs}, not as the file keeps them."
         )
     if plan.stored_form and form.form == "none":
         notes.append(
-            f"{plan.name} comes quantised as {plan.stored_form}, which was unpacked: it runs as {plan.dtype}."
+            f"{plan.name} comes quantised as {plan.stored_form}, which was unpacked: it runs as {dtype}."
         )
     if (less := form.note(plan.form)) is not None:
         notes.append(f"{plan.name}: {less}")

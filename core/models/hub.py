@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.models import Progress
+from core.models import Progress, network
 from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 from core.models.memory import gigabytes
 from core.models.weights import WeightFile
@@ -48,6 +48,7 @@ def look_up(repo: str, revision: str | None) -> Repository:
     from huggingface_hub import model_info
 
     try:
+        check_proxy(repo)
         info = model_info(repo, revision=revision, files_metadata=True, timeout=TIMEOUT)
     except Exception as error:  # of many kinds, from name resolution to a gate: the cache may do without
         cached = _from_cache(repo, revision, LoadError(sentence(repo, revision, error)))
@@ -140,6 +141,7 @@ def download(repository: Repository, files: Sequence[WeightFile], progress: Prog
     folder = repository.snapshot
     for file in files:
         try:
+            check_proxy(repository.repo)
             path = hf_hub_download(
                 repository.repo, file.name, revision=repository.revision, tqdm_class=_bar(report)
             )
@@ -215,12 +217,23 @@ def _check_disk(repo: str, needed: int) -> None:
         )
 
 
+def check_proxy(repo: str) -> None:
+    """Makes the proxy settings readable. Raises LoadError where the hub needs a proxy that cannot be used."""
+    from huggingface_hub import constants
+
+    network.settle(os.environ)
+    if reason := network.refusal(constants.ENDPOINT, os.environ):
+        raise LoadError(f"The hub cannot be asked for {repo}, for {reason}.")
+
+
 def sentence(repo: str, revision: str | None, error: BaseException) -> str:
     """A fault of huggingface_hub as one sentence that says what to do."""
     from huggingface_hub import constants, errors
 
     if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
         error = error.__cause__  # it says that the file is not cached; this, why it could not be fetched
+    if isinstance(error, LoadError):
+        return str(error)
     if is_out_of_memory(error):
         return str(too_little_memory(f"fetch {repo}"))
     page = f"{constants.ENDPOINT}/{repo}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 from core.models import Progress, memory, quantize
 from core.models.by_layer import TABLE, Skeleton
 from core.models.decoder import Decoder
-from core.models.errors import LoadError, first_line, is_out_of_memory
+from core.models.errors import LoadError, UnusableNumbers, first_line, is_out_of_memory
 from core.models.plan import Plan, where_from
 from core.models.rows import difference, ids_below
 from core.models.tensors import open_tensors
@@ -31,7 +32,26 @@ Model = Decoder | TransformersDecoder
 
 
 def load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
-    """The model, tested, and what of it is quantised."""
+    """The model, tested, and what of it is quantised.
+
+    In float32 where float16 was planned and does not reach: its largest number is 65,504, and the residual
+    stream of some models is beyond that.
+
+    Raises LoadError.
+    """
+    try:
+        return _loaded(plan, say)
+    except UnusableNumbers:
+        if plan.dtype != "float16":
+            raise
+    # Only now, when the exception that held on to the model is gone.
+    log.warning("%s overflows in float16, and is loaded anew in float32", plan.name)
+    plan = replace(plan, dtype="float32")
+    memory.check([plan.need], plan.device)
+    return _loaded(plan, say)
+
+
+def _loaded(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
     say(f"Loading {plan.name}", None)
     transformers.utils.logging.disable_progress_bar()  # progress is told through ``Progress``
     problem = None
@@ -85,7 +105,12 @@ def _lean(plan: Plan, say: Progress) -> tuple[Decoder | None, str]:
 
     # Rounding is large in 16 bits, and after quantisation the difference is the form's own too: measured
     # against what another beginning would have made of it.
-    found, other = difference(after(first), whole), difference(after(strange), whole)
+    ours = after(first)
+    if not ours.amax(-1).isfinite().all():
+        raise UnusableNumbers(
+            f"{plan.name} gives unusable numbers in {plan.dtype}: choose another --dtype, as float32."
+        )
+    found, other = difference(ours, whole), difference(after(strange), whole)
     if found <= max(ROUNDING, other / 2 if plan.form == "none" else other):
         return decoder, ""
     log.warning("The lean decoder scores %s otherwise than transformers: by %.1e", plan.name, found)
@@ -119,7 +144,7 @@ def _read(plan: Plan):
         how |= dict(use_safetensors=True)
         if plan.stored_form:
             how |= dict(config=plan.config)
-        if (config := quantize.loading_config(plan.form, plan.dtype)) is not None:
+        if (config := quantize.loading_config(plan.form, plan.dtype, plan.device)) is not None:
             how |= dict(quantization_config=config)
     model, found = transformers.AutoModelForCausalLM.from_pretrained(**how, ignore_mismatched_sizes=True)
     _check_weights(plan, type(model).__name__, found)
@@ -168,14 +193,22 @@ def _is_spare(plan: Plan, key: str) -> bool:
     return bool(helps or key.endswith(("inv_freq", "rope_freqs.weight", "masked_bias", "position_ids")))
 
 
+def _shortage(plan: Plan) -> str:
+    """What was needed and what is free, where both can be told."""
+    free = memory.free_bytes(plan.device)
+    if free is None or not plan.need.bytes:
+        return ""
+    return f" (it needs about {memory.gigabytes(plan.need.bytes)}, and {memory.gigabytes(free)} are free)"
+
+
 def _sentence(plan: Plan, error: Exception) -> str:
     """One sentence for what went wrong while loading."""
     line = first_line(error)
     if is_out_of_memory(error):
         quantise = f"quantise it ({plan.need.smaller}), " if plan.need.smaller else ""
         return (
-            f"There was too little memory to load {plan.name} on {plan.device}: {quantise}choose a smaller "
-            "model, or close what else uses the memory."
+            f"There was too little memory to load {plan.name} on {plan.device}{_shortage(plan)}: {quantise}"
+            "choose a smaller model, or close what else uses the memory."
         )
     if isinstance(error, SafetensorError | OSError):
         return f"The weights of {plan.name} cannot be read ({line}): fetch them anew."

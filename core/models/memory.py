@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.models import card
 from core.models.errors import LoadError
 from core.models.key_blocks import PARTS, held_positions
 from core.models.processor import has_fast_bfloat16
@@ -125,7 +126,7 @@ def choose_dtype(asked: str, device: str, bytes_16bit: int | None) -> str:
     if asked != "auto":
         return asked
     if device == "cuda":
-        return "bfloat16"
+        return card.half()
     large = bytes_16bit is not None and bytes_16bit > LARGE
     return "bfloat16" if large and has_fast_bfloat16() else "float32"
 

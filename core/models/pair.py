@@ -135,7 +135,7 @@ def build_embedded_pair(
         # One layer has all kernels, attention and head included, in a fraction of the time. The rows end in
         # two blocks of keys.
         rows = row_dependence(target.beginning(1), progress, behind=KEY_BLOCK - 8)
-        found = replace(found, rows_tested=rows.tested is None, rows_note=rows.sentence)
+        found = replace(found, rows_tested=rows.whole, rows_note=rows.sentence)
         if found.rows_tested:
             evidence.remember(sizes.EMBEDDED, found, home())
     warm_up(target, own.drafter, progress)

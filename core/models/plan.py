@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import transformers
 
-from core.models import Progress, memory, quantize, silent
+from core.models import Progress, card, memory, quantize, silent
 from core.models.checkpoint import Checkpoint, inspect
 from core.models.decoder import lean_reason
 from core.models.errors import LoadError, first_line, is_out_of_memory, too_little_memory
@@ -30,13 +30,18 @@ LEAST_KNOWN = 10  # a tokenizer knows at least one of so many ids that its model
 
 
 def choose_device(asked: str) -> str:
-    """ "cuda" or "cpu". Raises LoadError where a card is asked for and none can be used."""
+    """ "cuda" or "cpu". Raises LoadError where a card is asked for and none can be used, and
+    where there is one that this torch has no kernels for: nothing falls back silently."""
     if asked == "cuda" and not torch.cuda.is_available():
         raise LoadError(
             "There is no CUDA card that this torch can use: choose --device cpu, or install a torch with "
             "CUDA."
         )
-    return "cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu"
+    if asked == "cpu" or not torch.cuda.is_available():
+        return "cpu"
+    if (problem := card.unknown()) is not None:
+        raise LoadError(problem)
+    return "cuda"
 
 
 @dataclass(frozen=True)

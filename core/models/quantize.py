@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from core.models import Progress, silent
+from core.models import Progress, card, silent
 from core.models.decoder import Decoder, Make
 from core.models.embedded import home
 from core.models.errors import LoadError
@@ -50,6 +50,12 @@ _SHOWN = {"llm-int8": "llm.int8"}  # where a reply's record has another name
 _NO_KERNEL = "from kernels-community"
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(
     lambda record: _NO_KERNEL not in record.getMessage()
+)
+# LLM.int8's products are in float16 whatever comes in, and it would say so at each one, some 200 a pass, also
+# of weights that come in this form.
+_CAST = "inputs will be cast from"
+logging.getLogger("bitsandbytes.autograd._functions").addFilter(
+    lambda record: _CAST not in record.getMessage()
 )
 
 
@@ -155,10 +161,10 @@ def keep_rows_apart(config) -> None:
         stored["llm_int8_threshold"] = 0.0
 
 
-def loading_config(form: str, dtype: str):
+def loading_config(form: str, dtype: str, device: str = "cpu"):
     """What ``from_pretrained`` takes as ``quantization_config`` for ``form``; None where it takes nothing.
 
-    ``dtype`` of activations; in float32 nf4 has no fast products.
+    ``dtype`` of activations.
     """
     from transformers import BitsAndBytesConfig
 
@@ -167,13 +173,19 @@ def loading_config(form: str, dtype: str):
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
-            bnb_4bit_compute_dtype="bfloat16" if dtype == "float32" else dtype,
+            bnb_4bit_compute_dtype=nf4_dtype(getattr(torch, dtype), device),
         )
     if form == "llm-int8":
-        # Its products are in float16 whatever comes in, and it says so at each one.
-        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
     return None
+
+
+def nf4_dtype(dtype: torch.dtype, device: str) -> torch.dtype:
+    """The dtype of NF4's products on "cpu" or "cuda" where all else is in ``dtype``: in float32 they would be
+    slow, so there they are in 16 bits, on a card in its own."""
+    if dtype != torch.float32:
+        return dtype
+    return getattr(torch, card.half()) if device == "cuda" else torch.bfloat16
 
 
 def maker(form: str, dtype: torch.dtype, head: bool = False, sizes: Sizes = EMBEDDED) -> Make:
@@ -187,7 +199,7 @@ def maker(form: str, dtype: torch.dtype, head: bool = False, sizes: Sizes = EMBE
         if form in PACKED:
             return _packed("int8" if head else form, weight, sizes)
         if form == "nf4" and not head and Nf4Linear.takes(weight):
-            return Nf4Linear(weight)
+            return Nf4Linear(weight, nf4_dtype(dtype, weight.device.type))
         if form == "llm-int8" and not head:
             return LlmInt8Linear(weight)
         return DenseLinear(weight.to(dtype))

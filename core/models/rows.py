@@ -1,8 +1,8 @@
 """The self-test of rule 13 (docs/ENGINE.md): does a row of a pass depend on the rows beside it here?
 
-Works on any ``Scorer`` through its interface, so on attention and head as well as on products. Where passes
-take long it stops early and says how much it tested. Knows no kernel and does not say why rows differ, only
-by how much.
+Asked of chains of every length and of trees of every shape that settings allow. Works on any ``Scorer``
+through its interface, so on attention and head as well as on products. Where passes take long it stops early
+and says how much it tested. Knows no kernel and does not say why rows differ, only by how much.
 """
 
 from __future__ import annotations
@@ -11,18 +11,26 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 
 from core.models import Progress, silent
 from core.models.base import Scorer
-from core.settings import MAX_DRAFT_TOKENS
+from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH
 
 MOST_ROWS = MAX_DRAFT_TOKENS + 1
 # Row counts in the order in which they are tested. Those that tell most come first: the smallest, that of the
 # K a conversation begins with, the first beyond a block of four and of eight rows, and the largest.
 TELLING = (2, 4, 5, 9, MOST_ROWS)
 COUNTS = (*TELLING, *sorted({*range(2, MOST_ROWS)} - {*TELLING}))
+# Trees, (K, width): first the usual K at a width of 3, the largest, and a deep and a wide one.
+TELLING_TREES = ((3, 3), (MAX_DRAFT_TOKENS, MAX_TREE_WIDTH), (MAX_DRAFT_TOKENS, 2), (2, MAX_TREE_WIDTH))
+TREES = TELLING_TREES + tuple(
+    shape
+    for shape in product(range(1, MAX_DRAFT_TOKENS + 1), range(2, MAX_TREE_WIDTH + 1))
+    if shape not in TELLING_TREES
+)
 BUDGET = 10.0  # seconds after which no other row count is begun
 CHECKING = "Checking that rows are scored independently"
 _PROMPT = 8  # ids read before
@@ -33,17 +41,25 @@ class RowDependence:
     """How far a row of a pass depends on its neighbours: largest differences in probability.
 
     ``later`` is between a row and the same row before another last id (0 where bit-equal: causality);
-    ``alone`` between a row of a pass and the same id scored in a pass of its own. ``tested`` is how many row
-    counts were tested and of how many, None where all were.
+    ``alone`` between a row of a pass and the same id scored in a pass of its own, and ``trees`` that of a
+    tree's rows, 0 also where no trees are scored. ``tested`` is how many row counts were tested and of how
+    many, and ``trees_tested`` how many shapes of trees; None where all were.
     """
 
     later: float
     alone: float
     tested: tuple[int, int] | None = None
+    trees: float = 0.0
+    trees_tested: tuple[int, int] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all was tested."""
+        return self.tested is None and self.trees_tested is None
 
     @property
     def sentence(self) -> str | None:
-        """What the page says; None where rows are bit-equal at every row count."""
+        """What the page says; None where rows are bit-equal at every row count and in every tree."""
         if self.later:
             said = (
                 "On this machine the score of a token depends on the tokens behind it"
@@ -54,13 +70,22 @@ class RowDependence:
                 "On this machine a token scored beside others differs slightly from the same token scored"
                 f" alone (by up to {self.alone:.1e} in probability), so replies are exact up to rounding."
             )
-        elif self.tested:
-            said = "A token scored beside others came out as the same token scored alone, bit for bit."
-        else:
+        elif self.whole and not self.trees:
             return None
-        if self.tested:
-            some, of = self.tested
-            said += f" Passes take long here, so {some} of {of} row counts were tested."
+        else:
+            said = "A token scored beside others came out as the same token scored alone, bit for bit."
+        if self.trees:
+            said += (
+                f" A token of a tree differs from the same token scored alone by up to {self.trees:.1e} in"
+                " probability, so replies with trees are exact up to that difference."
+            )
+        short = [
+            f"{counts[0]} of {counts[1]} {what}"
+            for counts, what in ((self.tested, "row counts"), (self.trees_tested, "shapes of trees"))
+            if counts
+        ]
+        if short:
+            said += f" Passes take long here, so {' and '.join(short)} were tested."
         return said
 
 
@@ -72,15 +97,18 @@ def row_dependence(
     clock: Callable[[], float] = time.monotonic,
     behind: int = _PROMPT,
 ) -> RowDependence:
-    """Scores rows behind a prompt of ``behind`` ids, at every row count of a round or at those for which
-    there is time.
+    """Scores rows behind a prompt of ``behind`` ids, at every row count of a round and in trees of every
+    shape, or in those for which there is time.
 
-    After ``budget`` seconds no other is begun; one is tested in any case. Counts that the scorer's context
-    does not hold are left out.
+    After ``budget`` seconds no other is begun; one of each kind is tested in any case. Counts and shapes that
+    the scorer's context does not hold are left out, and trees where it scores none.
     """
     prompt, ids = some_ids(scorer, behind, 3), some_ids(scorer, MOST_ROWS, 4)
     counts = [rows for rows in COUNTS if len(prompt) + rows <= scorer.context_length]
-    passes, done, start = max(counts, default=0) + 2 * len(counts), 0, clock()
+    shapes = _shapes(scorer, len(prompt))
+    nodes = {(depth, other) for k, width in shapes for depth in range(k) for other in range(1, width)}
+    passes = max(counts, default=0) + 2 * len(counts) + len(nodes) + len(shapes)
+    done, start = 0, clock()
 
     def tell() -> float:
         spent = (clock() - start) / budget
@@ -96,13 +124,19 @@ def row_dependence(
     scorer.prefill(prompt, cache)
     growing = cache.fork(len(prompt))  # the ids one by one, each in a pass of its own
     found, single = RowDependence(0.0, 0.0), []
-    for tested, rows in enumerate(counts):
-        if tell() >= 1 and tested:
-            return replace(found, tested=(tested, len(counts)))
+
+    def read_alone(rows: int) -> None:
+        nonlocal done
         while len(single) < rows:
             single.append(scorer.next_logits([ids[len(single)]], growing))
             done += 1
             tell()
+
+    for tested, rows in enumerate(counts):
+        if tell() >= 1 and tested:
+            found = replace(found, tested=(tested, len(counts)))
+            break
+        read_alone(rows)
         calm = scored(ids[:rows])
         done += 1
         tell()
@@ -112,7 +146,40 @@ def row_dependence(
             max(found.later, _difference(calm[:-1], other_last[:-1])),
             max(found.alone, _difference(calm, torch.stack(single[:rows]))),
         )
+    others: dict[tuple[int, int], torch.Tensor] = {}  # by depth and place among siblings, the first left out
+    sizes = min(scorer.readable_ids, scorer.vocabulary)
+    for tested, (k, width) in enumerate(shapes):
+        if tell() >= 1 and tested:
+            return replace(found, trees_tested=(tested, len(shapes)))
+        read_alone(k + 1)
+        block, rows = ids[:1], single[:1]
+        for depth, place in product(range(k), range(width)):
+            block.append((ids[depth + 1] + place) % sizes)
+            if place and (depth, place) not in others:
+                aside = growing.fork(len(prompt) + depth + 1)  # the branch that goes on stays
+                others[depth, place] = scorer.next_logits(block[-1:], aside)
+                done += 1
+                tell()
+            rows.append(others[depth, place] if place else single[depth + 1])
+        cache.crop(len(prompt))
+        together = scorer.tree_logits(block, along_a_branch(k, width), cache)
+        done += 1
+        # One by one: in float64 all rows of a large vocabulary take hundreds of megabytes.
+        found = replace(found, trees=max(found.trees, *map(_difference, together, rows)))
     return found
+
+
+def along_a_branch(k: int, width: int) -> list[int]:
+    """The parents of a tree's rows, the root's own first: ``width`` children at each of ``k`` positions, the
+    first of which has children. The trees that drafters make are such."""
+    return [-1, *(1 + (depth - 1) * width if depth else 0 for depth in range(k) for _ in range(width))]
+
+
+def _shapes(scorer: Scorer, behind: int) -> list[tuple[int, int]]:
+    """The trees that ``scorer`` can score behind so many ids."""
+    if getattr(scorer, "tree_logits", None) is None:
+        return []
+    return [(k, width) for k, width in TREES if behind + 1 + k * width <= scorer.context_length]
 
 
 def _difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -18,7 +18,7 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from core.models.base import Stop, chunks
-from core.models.errors import LoadError
+from core.models.errors import LoadError, UnusableNumbers
 from core.models.rows import difference, some_ids
 from core.sampling import BadLogitsError, peak
 
@@ -218,7 +218,7 @@ def _long_rope_starts(config) -> Iterator[int]:
 def whole_pass(model, ids: Sequence[int]) -> torch.Tensor:
     """The logits after each of ``ids`` in a pass without a cache, (len(ids), vocabulary) float32 on the CPU.
 
-    Raises LoadError where nothing can be drawn from them.
+    Raises UnusableNumbers where nothing can be drawn from them.
     """
     batch = torch.tensor([list(ids)], device=model.get_input_embeddings().weight.device)
     logits = model(batch, use_cache=False).logits[0].float().cpu()
@@ -226,7 +226,7 @@ def whole_pass(model, ids: Sequence[int]) -> torch.Tensor:
         for row in logits:
             peak(row)
     except BadLogitsError as error:
-        raise LoadError(
+        raise UnusableNumbers(
             f"This {model.config.model_type} model gives unusable numbers ({error}) as it was loaded: "
             "choose another --dtype, for instance bfloat16, or check its files."
         ) from error

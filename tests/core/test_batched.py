@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from collections import Counter
 
 import pytest
@@ -13,7 +14,10 @@ from core import batched, sampling
 from core.auto_k import Costs
 from core.batched import Batched, Lookahead
 from core.bench_synthetic import Watch
+from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
+from core.drafters.ngram import NgramDrafter
+from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
@@ -29,14 +33,14 @@ EXACT = ("id", "fate", "position", "index", "text", "u", "emitted_index")
 CLOSE = ("p", "q", "h", "overlap", "entropy_p", "entropy_q", "p_raw")
 
 
-def play(pair: Pair, settings: Settings, batched: bool):
-    generation = Engine(pair, batched=batched).generate(PROMPT, settings)
+def play(pair: Pair, settings: Settings, batched: bool, prompt=PROMPT):
+    generation = Engine(pair, batched=batched).generate(prompt, settings)
     return list(generation), generation.reply
 
 
-def assert_alike(pair: Pair, settings: Settings) -> list:
+def assert_alike(pair: Pair, settings: Settings, prompt=PROMPT) -> list:
     """That both ways give the same rounds, figures to 1e-6; returns the tokens."""
-    (ours, our_reply), (theirs, their_reply) = (play(pair, settings, way) for way in (True, False))
+    (ours, our_reply), (theirs, their_reply) = (play(pair, settings, way, prompt) for way in (True, False))
     assert (our_reply.token_ids, our_reply.error) == (their_reply.token_ids, their_reply.error)
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
@@ -94,6 +98,34 @@ def test_the_same_rounds_as_step_by_step(name, verifier):
     assert {Fate.REJECTED, Fate.ACCEPTED, Fate.BONUS} <= fates.keys() or not settings.num_draft_tokens
 
 
+CERTAIN = {
+    "ngram": lambda own: NgramDrafter(64),
+    "recycling": lambda own: RecyclingDrafter(64),
+    "auto, else recycling": lambda own: AutoDrafter(RecyclingDrafter(64), 64),
+    "auto, else a model": lambda own: AutoDrafter(own, 64),
+}
+
+
+@pytest.mark.parametrize("verifier", ["token", "block"])
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("kind", CERTAIN)
+def test_drafts_that_are_known_before_a_round(kind, name, verifier):
+    """Nothing is drawn for them: their draws are those of the tests alone, as step by step."""
+    settings = dataclasses.replace(SETTINGS[name], verifier=verifier, max_new_tokens=24)
+    fates, drafters = Counter(), set()
+    for seed in range(3):
+        target = table(seed, 12, 2.5)
+        pair = toy_pair(target, near(target, seed + 50), eos=9 if seed == 2 else None)
+        pair.drafter = CERTAIN[kind](pair.drafter)
+        prompt = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2]
+        tokens = assert_alike(pair, dataclasses.replace(settings, seed=seed), prompt)
+        fates.update(token.fate for token in tokens)
+        drafters |= {round_.drafter for round_ in play(pair, settings, True, prompt)[0]}
+    if settings.num_draft_tokens:
+        assert {Fate.REJECTED, Fate.ACCEPTED} & fates.keys()
+        assert "ngram" in drafters or kind == "recycling"
+
+
 @pytest.mark.parametrize("verifier", ["token", "block"])
 @pytest.mark.parametrize("draft_rows, target_rows", [(8, 10), (10, 8)])
 def test_padded_vocabularies_of_either_width(draft_rows, target_rows, verifier):
@@ -149,6 +181,59 @@ def test_lookahead_uses_every_draw_once_and_in_order():
     assert draws.peek(3) == [2, 3, 4]
     draws.use(3)
     assert draws.peek(1) == [5]
+
+
+@pytest.mark.parametrize("at", [5, 6, 7])
+def test_an_id_just_beyond_the_embedding_is_read_as_the_first(at):
+    """Of a draft that has six ids: 5 is its last, 6 is none of them."""
+    pair = toy_pair(path([at, 1], 8, 2), table(2, 6))
+    pair.target = Padded(lambda ids: path([at, 1], 8, 2)(ids), 8)
+    pair.drafter = ModelDrafter(Padded(known(table(2, 6)), 6), vocabulary=8)
+    assert_alike(pair, Settings(temperature=1.0, max_new_tokens=6, seed=1))
+
+
+TIES = [
+    (dict(top_p=0.3), [0, 0, 0, 0, 0], [0, 1]),
+    (dict(top_k=2), [0, 0, 0, 0, 0], [0, 1]),
+    (dict(top_k=3), [1, 0, 2, 1, 1], [0, 2, 3]),
+    (dict(top_k=4, top_p=0.6), [0, 1, 0, 0, 0, 0], [0, 1]),
+    (dict(top_p=0.75), [0] * 4 + [2], [0, 1, 4]),
+    (dict(top_k=2, min_p=0.5), [-1, 0, 0, 0], [1, 2]),
+    (dict(top_k=5), [0, -math.inf, -math.inf, 0, 0, -math.inf], [0, 3, 4]),
+    (dict(top_p=0.5), [0] * 600, list(range(300))),  # more than top-p looks at first
+]
+
+
+@pytest.mark.parametrize("filters, logits, kept", TIES)
+def test_of_equal_ids_the_lowest_are_kept_either_way(filters, logits, kept):
+    """Both ways keep the same, so that a seed gives one reply."""
+    settings = Settings(temperature=1.0, **filters)
+    row = torch.tensor(logits, dtype=torch.float32)
+    one, _ = sampling.distributions(row, settings, [])
+    rows = batched.distributions(torch.stack([row, row]), settings).p
+    assert [i for i in range(len(row)) if one.at(i)] == kept
+    assert all(found.nonzero()[:, 0].tolist() == kept for found in rows)
+    torch.testing.assert_close(one.over(torch.arange(len(row))), rows[0], atol=1e-6, rtol=0)
+
+
+def test_ties_of_any_kind_are_cut_alike():
+    generator = torch.Generator().manual_seed(0)
+    chance = random.Random(0)
+    for case in range(400):
+        size = chance.randrange(2, 12)
+        logits = torch.randint(0, 4, (3, size), generator=generator).float()
+        logits[:, chance.randrange(size)] -= chance.choice([0.0, math.inf])
+        settings = Settings(
+            temperature=chance.choice([0.7, 1.0]),
+            top_k=chance.randrange(size + 2),
+            top_p=chance.choice([1.0, 0.3, 0.61, 0.93]),
+            min_p=chance.choice([0.0, 0.1]),
+        )
+        rows = batched.distributions(logits, settings).p
+        for row, found in zip(logits, rows, strict=True):
+            if row.max() > -math.inf:
+                one, _ = sampling.distributions(row, settings, [])
+                assert one.over(torch.arange(size)).gt(0).equal(found.gt(0)), (case, row, settings)
 
 
 # --- Rules on single tensors --------------------------------------------------------------------------------
@@ -280,3 +365,9 @@ def test_which_pairs_it_suits():
     toys.target.device = torch.device("cuda")  # and the draft is on the CPU
     assert not Batched.suits(toys)
     assert Batched.suits(dataclasses.replace(toys, drafter=None))
+    recycling = RecyclingDrafter(64)
+    for drafter in (NgramDrafter(64), recycling, AutoDrafter(recycling, 64)):
+        pair = dataclasses.replace(toys, drafter=drafter)
+        assert Batched.suits(pair) and not Batched.suits(pair, "typical")
+        assert Batched.suits(pair, tree_width=2) == (drafter.name == "ngram")
+    assert not Batched.suits(dataclasses.replace(toys, drafter=AutoDrafter(toys.drafter, 64)))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from core.chat import encode_chat
+from core.distill import sources
 from core.distill.corpus import Corpus, CorpusError
 from core.distill.sources import LEAD, PASSAGE, read, read_all
 from core.store import Store
@@ -156,3 +157,85 @@ def test_several_files_make_one_corpus_with_each_prompt_once(tmp_path, encoder):
     read(lines(tmp_path / "b.jsonl", {"prompt": "Hi", "response": "c"}), encoder).save(tmp_path / "b.npz")
     both = read_all([one, tmp_path / "b.npz"], encoder)
     assert [reply_of(encoder, chat) for chat in both] == ["a<|end|>", "b<|end|>"]
+
+
+# --- Text that is not as hoped
+
+
+@pytest.mark.parametrize("where", ["prompt", "response"])
+def test_half_a_character_is_named_with_its_line(tmp_path, encoder, where):
+    line = {"prompt": "a", "response": "b", where: "half \ud83d of one"}
+    path = lines(tmp_path / "a.jsonl", {"prompt": "Hi", "response": "Good tide."}, line)
+    with pytest.raises(CorpusError) as caught:
+        read(path, encoder)
+    said = str(caught.value)
+    assert said.startswith(f"{path}, line 2: a message holds half a character (a lone surrogate")
+    said.encode()  # it can be printed
+    whole = lines(tmp_path / "b.jsonl", {"prompt": "a", "response": "\ud83d\ude00 b"})  # both halves
+    assert reply_of(encoder, *read(whole, encoder)).startswith("\U0001f600 b")
+
+
+def test_a_turn_marker_that_is_added_but_not_special_is_text_in_a_reply(tmp_path):
+    encoder = tokenizer()
+    encoder.add_tokens(["<|turn|>"])  # not special: the tokenizer does not split it when asked to
+    marker = encoder.convert_tokens_to_ids("<|turn|>")
+    encoder.chat_template += "{# <|turn|> #}"
+    (chat,) = read(lines(tmp_path / "a.jsonl", {"prompt": "Hi <|turn|>", "response": "a<|turn|>b"}), encoder)
+    assert marker not in chat.ids
+    assert reply_of(encoder, chat) == "a<|turn|>b<|end|>"
+    encoder.add_tokens(["<|word|>"])  # which no template writes: a word like others
+    (chat,) = read(lines(tmp_path / "b.jsonl", {"prompt": "Hi", "response": "a<|word|>b"}), encoder)
+    assert encoder.convert_tokens_to_ids("<|word|>") in chat.reply
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.txt"])
+def test_an_empty_file_is_told_as_one(tmp_path, encoder, name):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(CorpusError, match=rf"{name}, line 1: it is empty: name a file with text\.$"):
+        read(tmp_path / name, encoder)
+
+
+@pytest.mark.parametrize("name", ["huge.jsonl", "huge.txt"])
+def test_a_huge_file_is_read_no_further_than_there_is_room(tmp_path, encoder, monkeypatch, name):
+    """It has no end: read whole, it would fill the memory."""
+    monkeypatch.setattr(sources, "BLOCK", 2000)
+    line = b'{"prompt": "Hi", "response": "Good tide."}\n'
+    path = tmp_path / name
+    read_so_far = 0
+
+    class Endless:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+        def readline(self, limit):
+            nonlocal read_so_far
+            read_so_far += 1
+            assert read_so_far < 5000
+            return line
+
+    monkeypatch.setattr(sources, "open", lambda *_: Endless(), raising=False)
+    with pytest.raises(CorpusError) as caught:
+        read(path, encoder, most=1500)
+    said = str(caught.value)
+    assert f"{path}, line " in said and "more than the 1,500 tokens that there is room for: give less" in said
+    assert int(said.split("line ")[1].split(":")[0].replace(",", "")) <= read_so_far
+
+
+def test_a_line_without_an_end_is_named(tmp_path, encoder, monkeypatch):
+    monkeypatch.setattr(sources, "LONGEST_LINE", 1 << 20)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"prompt": "a", "response": "b"}\n' + b"x" * (2 << 20))
+    with pytest.raises(CorpusError, match=r"a\.jsonl, line 2: it is longer than 1 MB; please break it up"):
+        read(path, encoder)
+
+
+def test_text_read_in_parts_is_the_text(tmp_path, monkeypatch):
+    text = "\ufeff" + "".join(f"Line {n} – é\r\n" * (n % 3) + "\n" for n in range(500)) + "no end"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    for block in (1, 100, 10**6):
+        monkeypatch.setattr(sources, "BLOCK", block)
+        parts = [part for _, part in sources._blocks(tmp_path / "a.txt")]
+        assert "".join(parts) == text[1:] and (len(parts) > 1) == (block < 10**6)

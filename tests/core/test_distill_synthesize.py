@@ -191,3 +191,16 @@ def test_no_opening_is_a_prompt_of_the_suite():
     openings, draw = Openings(), random.Random(1)
     picked = {openings.pick(draw) for _ in range(5000)}
     assert not picked & {prompt.prompt for prompt in load_prompts()}
+
+
+def test_a_turn_marker_that_is_added_but_not_special_ends_turns_and_replies():
+    encoder = tokenizer()
+    encoder.add_tokens(["<|over|>"])
+    encoder.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|over|>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    marker = encoder.convert_tokens_to_ids("<|over|>")
+    frame = module._frame(make_model("llama", 1), encoder)
+    assert marker not in encoder.all_special_ids and frame.after[0] == marker
+    assert marker in frame.ends and marker in frame.special

@@ -155,6 +155,9 @@ def test_stop_strings_across_tokens_and_rounds(stop, visible, emitted, k):
 def test_end_of_text_comes_before_a_stop_string_and_length():
     pair = toy_pair(path([1, 9], 10, 2), path([1, 9], 10, 2), eos=9)
     assert run(pair, greedy(max_new_tokens=2))[1].finish_reason == "eos_token"
+    # One token that is both.
+    pair = toy_pair(path([1, 2], 10, 2), path([1, 2], 10, 2), extra_end_ids=[2])
+    assert run(pair, greedy(max_new_tokens=2, stop=("c",)))[1].finish_reason == "eos_token"
     pair = toy_pair(path([1, 2], 10, 2), path([1, 2], 10, 2))
     assert run(pair, greedy(max_new_tokens=2, stop=("c",)))[1].finish_reason == "stop_string"
 

@@ -211,6 +211,17 @@ def test_what_a_drafter_observes_is_the_block_with_its_rows():
     assert len(ids) == len(logits)
 
 
+@pytest.mark.parametrize("room, width", [(7, 3), (6, 1), (5, 1)])
+def test_a_tree_needs_a_place_for_each_node_and_one_for_the_last_id(room, width):
+    """Two positions of three candidates and the last committed id, which is read with them: seven."""
+    pair = toy_pair(path(GREEDY, 26, 2), path(GREEDY, 26, 2), context_length=len(PROMPT) - 1 + room)
+    pair.drafter = Scripted([])  # it is how much is asked of it that counts
+    settings = Settings(temperature=0, num_draft_tokens=2, max_new_tokens=3, tree_width=3)
+    next(generation := Engine(pair, batched=False).generate(PROMPT, settings))
+    generation.close()
+    assert pair.drafter.asked[0][1:3] == (2, width)
+
+
 @pytest.mark.parametrize("name", ["eagle", "medusa"])
 def test_a_tree_that_no_longer_fits_the_context_becomes_a_chain(name):
     """Every node takes a place until the round is over: a wide tree near the end had none."""

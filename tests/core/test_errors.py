@@ -36,6 +36,14 @@ OUT_OF_MEMORY = [
     RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
     RuntimeError("CUDA error: out of memory"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmul(...)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cudaErrorMemoryAllocation: the API call failed"),
+    RuntimeError("HIP out of memory. Tried to allocate 2.00 GiB."),
+    RuntimeError("HIP error: hipErrorOutOfMemory"),
+    RuntimeError("HIP error: HIPBLAS_STATUS_ALLOC_FAILED when calling `hipblasCreate(handle)`"),
+    RuntimeError("rocBLAS error: rocblas_status_memory_error"),
+    RuntimeError("MIOpen Error: miopenStatusAllocFailed"),
     RuntimeError("MPS backend out of memory (MPS allocated: 9.05 GB)"),
     RuntimeError(
         "[enforce fail at alloc_cpu.cpp:121] data. DefaultCPUAllocator: not enough memory: you tried to "
@@ -131,12 +139,15 @@ class Planned(Named):
     """As much of a plan."""
 
     need, device = Named("some/model"), "cpu"
-    need.smaller = None
+    need.smaller, need.bytes = None, 5_400_000_000
 
 
 @pytest.mark.parametrize("error", OUT_OF_MEMORY, ids=repr)
 def test_nx_09_every_way_to_load_says_too_little_memory(error, monkeypatch):
     assert "too little memory to load some/model" in load_model._sentence(Planned("some/model"), error)
+    monkeypatch.setattr(load_model.memory, "free_bytes", lambda device: 1_200_000_000)
+    said = load_model._sentence(Planned("some/model"), error)
+    assert "(it needs about 5.4 GB, and 1.2 GB are free)" in said
     monkeypatch.setattr(load, "load_embedded", failing(error))
     with pytest.raises(LoadError, match="too little memory to load this pair"):
         load_pair(embedded_spec())

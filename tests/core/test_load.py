@@ -434,6 +434,16 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path, folder):
         load_pair(spec(spoiled(tmp_path, poison)))
 
 
+def test_what_overflows_in_float16_runs_in_float32_and_says_so(tmp_path, folder):
+    def peaked(tensors):
+        tensors["model.layers.0.mlp.down_proj.weight"].mul_(1e6)
+
+    pair = load_pair(spec(spoiled(tmp_path, peaked), dtype="float16"))
+    assert pair.info.dtype == "float32"
+    assert "computes numbers that float16 does not hold, so it runs in float32." in " ".join(pair.notes)
+    assert reply(pair, 0)[0].error is None
+
+
 def test_a_model_that_cannot_take_drafts_back_is_refused_before_its_weights_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(general, "fetch", lambda *args: pytest.fail("fetched"))
     with pytest.raises(LoadError, match="mamba keep a state that cannot be taken back"):

@@ -8,7 +8,17 @@ import pytest
 import torch
 
 from core.models import decoder as decoder_module
-from core.models.rows import COUNTS, MOST_ROWS, TELLING, RowDependence, row_dependence
+from core.models.rows import (
+    COUNTS,
+    MOST_ROWS,
+    TELLING,
+    TREES,
+    RowDependence,
+    along_a_branch,
+    row_dependence,
+)
+from core.models.tree_walk import depths
+from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import ToyDecoder, table
 
@@ -21,10 +31,10 @@ def decoder():
 def test_a_decoder_with_independent_rows_passes(decoder):
     found = row_dependence(decoder)
     assert found.later == 0
-    assert found.alone < 1e-4
+    assert found.alone < 1e-4 and found.trees < 1e-4
     exact = RowDependence(0.0, 0.0)
     assert exact.sentence is None
-    assert row_dependence(ToyDecoder(table(1, 26))) == exact
+    assert row_dependence(ToyDecoder(table(1, 26)), clock=lambda: 0) == exact
 
 
 def test_a_scale_shared_by_rows_is_noticed(decoder):
@@ -56,16 +66,74 @@ def test_attention_that_sums_otherwise_at_one_row_count_is_noticed(decoder, monk
     assert "scored alone" in found.sentence and "exact up to rounding" in found.sentence
 
 
+class Chains(ToyDecoder):
+    """Scores no trees, as most models."""
+
+    tree_logits = None
+
+
 def test_a_short_context_leaves_the_larger_counts_out():
-    model = ToyDecoder(table(1, 26), context_length=12)
-    assert row_dependence(model) == RowDependence(0.0, 0.0)
-    assert max(rows for _, rows in model.reads[1:]) == 4
-    model = ToyDecoder(table(1, 26))
+    for kind in (ToyDecoder, Chains):
+        model = kind(table(1, 26), context_length=12)
+        assert row_dependence(model, clock=lambda: 0) == RowDependence(0.0, 0.0)
+        assert max(rows for _, rows in model.reads[1:]) == 4
+    model = Chains(table(1, 26))
     row_dependence(model)
     assert {rows for _, rows in model.reads[1:]} == set(range(1, MOST_ROWS + 1))
 
 
-class SlowDecoder(ToyDecoder):
+class Trees(ToyDecoder):
+    """Keeps the trees it was asked for; one of ``odd`` rows comes out otherwise than its rows alone."""
+
+    def __init__(self, odd: int = 0):
+        super().__init__(table(1, 26), context_length=200)
+        self.odd, self.trees, self.now = odd, [], 0.0
+
+    def logits(self, ids, cache):
+        self.now += 1
+        return super().logits(ids, cache)
+
+    def tree_logits(self, ids, parents, cache):
+        self.trees.append(parents)
+        self.now += 1
+        rows = super().tree_logits(ids, parents, cache)
+        if len(ids) == self.odd:
+            rows[-1, 0] += 1e-3  # a last sibling alone
+        return rows
+
+
+def test_trees_of_every_shape_that_settings_allow_are_tested():
+    model = Trees()
+    assert row_dependence(model, clock=lambda: 0) == RowDependence(0.0, 0.0)
+    shapes = {(k, width) for k in range(1, MAX_DRAFT_TOKENS + 1) for width in range(2, MAX_TREE_WIDTH + 1)}
+    assert len(model.trees) == len(shapes)
+    assert {(max(depths(tree, 0)), tree.count(0)) for tree in model.trees} == shapes
+    assert along_a_branch(2, 3) == [-1, 0, 0, 0, 1, 1, 1]
+
+
+def test_a_tree_whose_rows_come_out_otherwise_is_noticed():
+    found = row_dependence(Trees(odd=1 + 7 * 5), clock=lambda: 0)
+    assert (found.later, found.alone) == (0, 0) and 1e-6 < found.trees < 1e-2
+    assert found.sentence == (
+        "A token scored beside others came out as the same token scored alone, bit for bit. A token of a"
+        f" tree differs from the same token scored alone by up to {found.trees:.1e} in probability, so"
+        " replies with trees are exact up to that difference."
+    )
+
+
+def test_where_passes_take_long_some_trees_are_tested_and_the_sentence_says_so():
+    model = Trees()
+    found = row_dependence(model, budget=60, clock=lambda: model.now)
+    some, of = found.trees_tested
+    assert found.tested is None and some == len(model.trees) < of == len(TREES)
+    assert [(max(depths(tree, 0)), tree.count(0)) for tree in model.trees] == list(TREES[:some])
+    assert found.sentence.endswith(f"Passes take long here, so {some} of {of} shapes of trees were tested.")
+    model = Trees()
+    found = row_dependence(model, budget=8, clock=lambda: model.now)
+    assert found.sentence.endswith("so 2 of 16 row counts and 1 of 112 shapes of trees were tested.")
+
+
+class SlowDecoder(Chains):
     """Its clock moves by a second a pass; from ``odd_from`` rows on, a row comes out otherwise than alone."""
 
     def __init__(self, odd_from: int = 100):

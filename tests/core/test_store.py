@@ -209,6 +209,14 @@ def test_stored_content_of_the_message_follows_the_shown_reply(store, path):
     assert rows(path, "SELECT content FROM messages WHERE role = 'assistant'") == [(" r1",)]
 
 
+def test_a_plain_reply_that_comes_first_is_the_shown_one(store, path):
+    """A repetition stands beside what it repeats; without one before it there is nothing to stand beside."""
+    conversation = store.new_conversation()
+    question = store.add_message(conversation, "user", "Hello?")
+    answer(store, conversation, question, "p", "p", kind="plain")
+    assert rows(path, "SELECT content FROM messages WHERE role = 'assistant'") == [(" p0 p0",)]
+
+
 def test_an_unknown_kind_is_refused(store):
     with pytest.raises(ValueError, match="kind is one of first, regenerated, plain"):
         store.begin_reply("c", "m", Settings(), PAIR, "auto", 1, kind="second")

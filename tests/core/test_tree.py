@@ -187,6 +187,16 @@ def test_an_outcome_says_which_proposal_it_is_of():
     ]
 
 
+def test_the_overlap_of_a_candidate_is_with_what_its_elder_siblings_left():
+    """p is (0.4, 0.3, 0.2, 0.1); a refused certain 0 leaves (0, 3, 2, 1) / 6, of which a draw from halves of
+    1 and 2 keeps 1/2 + 1/3."""
+    halves = of(1, 1, ids=[1, 2])
+    proposals = [Proposal(0, one_hot(0), one_hot(0)), Proposal(1, halves, halves)]
+    first, second, *_ = verify_tree(lambda row: of(4, 3, 2, 1), proposals, lambda: 0.999)
+    assert (first.fate, first.overlap, first.p) == (Fate.REJECTED, pytest.approx(0.4), pytest.approx(0.4))
+    assert (second.overlap, second.p) == (pytest.approx(5 / 6), pytest.approx(1 / 2))
+
+
 def test_candidates_and_their_own_q(monkeypatch):
     """The law of a pair drawn without replacement; each one's q is that of its draw given the elder."""
     q = of(4, 2, 1, 1)
@@ -203,6 +213,19 @@ def test_candidates_and_their_own_q(monkeypatch):
     for (a, b, q_b), share in law.items():
         assert q_b == pytest.approx(q.at(b) / (1 - q.at(a)), abs=1e-5)
         assert share == pytest.approx(q.at(a) * q_b, abs=1e-5)
+
+
+def test_each_candidate_and_each_verdict_has_a_draw_of_its_own():
+    """Draws are independent only if none serves twice; here each decides what the one before would not."""
+    q = of(4, 2, 1, 1)
+    found = siblings(q, q, 3, iter([0.1, 0.9, 0.1]).__next__)
+    assert [proposal.id for proposal in found] == [0, 3, 1]  # what is left is (2, 1, 1) / 4, then (2, 1) / 3
+    # 0 is refused of p, which is (4, 3, 2, 1) / 10, and 3 of what that left; then (3, 2) / 5 is drawn from.
+    draws = iter([0.9, 0.9, 0.1])
+    certain = [Proposal(x, one_hot(x), one_hot(x)) for x in (0, 3)]
+    outcomes = list(verify_tree(lambda row: of(4, 3, 2, 1), certain, draws.__next__))
+    assert [(o.id, o.fate.value) for o in outcomes] == [(0, "rejected"), (3, "rejected"), (1, "resampled")]
+    assert next(draws, None) is None
 
 
 def test_no_more_candidates_than_q_has_ids():

@@ -60,6 +60,7 @@ def check(found: dict) -> None:
     ],
 )
 def test_what_runs_is_right_there(embedded_folder, embedded_home, tmp_path, isa, capability):
+    """NX-30 is AVX2_VNNI: products with AVX-VNNI and no AVX-512, which torch's question does not know."""
     found = on(embedded_home, tmp_path, isa, capability)
     check(found)
     if capability:

@@ -85,6 +85,41 @@ def test_two_parts_keep_more_than_eight_bits_of_an_activation(form):
     assert (maker(form)(weight())(x) - expected).norm() / small.norm() < bound
 
 
+class Steps:
+    """A kernel that keeps the steps it is given, whole or not, and gives nothing."""
+
+    name, half, rounds = "steps", 127, True
+
+    def __init__(self, levels: torch.Tensor, scale: torch.Tensor):
+        self.width = len(levels)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.given = x.clone()
+        return x.new_zeros(len(x), self.width)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_row_is_cut_into_127_steps_of_its_largest_size(parts):
+    """The largest may be negative, a half goes to the even number, and rows of zeros, of tiny numbers and of
+    bad ones have steps, too."""
+    product = Int8Linear(weight(8, 4), Steps, parts)
+    x = torch.tensor(
+        [[-254.0, 2.0, 1.0, 127.5], [0.0] * 4, [1e-32, 0, 0, 0], [3.0, torch.nan, 0, 0], [torch.inf, 1, 0, 0]]
+    )
+    before = x.clone()
+    step = product.unscaled(x)[1]
+    assert torch.equal(x.isnan(), before.isnan()) and torch.equal(x.nan_to_num(), before.nan_to_num())
+    assert step.shape == (5, 1) and step[0] == 2 and torch.equal(step[1:3, 0], torch.tensor([1e-30, 1e-30]))
+    assert step[3].isnan() and step[4].isinf()  # a row that is no use stays so, for who judges it to see
+    given = product.product.given
+    whole, rest = torch.tensor([-127.0, 1, 0, 64]), torch.tensor([0.0, 0, 127, -63.5])
+    if parts == 1:
+        assert torch.equal(given[0], before[0] / 2) and given[1].abs().max() == 0
+    else:
+        assert torch.equal(given[0], whole) and torch.equal(given[5], rest)
+        assert given[[1, 6]].abs().max() == 0
+
+
 def test_int4_finds_the_levels_of_a_q4_1_file_again():
     """Levels 0..15 with a scale and a minimum for 32 inputs: quantised, dequantised to bfloat16, and back."""
     generator = torch.Generator().manual_seed(4)

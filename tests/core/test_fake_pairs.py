@@ -1,0 +1,134 @@
+"""Rounds on a fake card: every drafter, verifier, tree, dtype and form goes through; what each asks for."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from core import fake_pairs
+from core.fake_card import CUDA, FakeCard
+from core.models.catalogue import CATALOGUE
+from core.records import Settings
+
+ENTRY = CATALOGUE["qwen2.5-7b"]
+DRAFTERS = ("plain", "model", "eagle", "medusa", "early-exit", "ngram", "recycling", "auto")
+ONE_WAIT = ("plain", "model", "ngram", "recycling", "auto")  # on the device: core.batched
+
+
+def cut(config: dict, layers: int) -> dict:
+    return config | {"num_hidden_layers": layers}
+
+
+class Bench:
+    """A fake card and a pair on it, of few layers; drafters are made once."""
+
+    def __init__(self):
+        self.card = FakeCard()
+        with self.card:
+            target = fake_pairs.lean(cut(ENTRY.target_model.config, 2), "nf4")
+            draft = fake_pairs.lean(cut(ENTRY.draft_model.config, 1))
+            makers = fake_pairs.drafters(target, draft)
+            self.pairs = {name: fake_pairs.pair_of(*make()) for name, make in makers.items()}
+
+    def round(self, name: str, **settings):
+        with self.card:
+            return fake_pairs.a_round(self.card, self.pairs[name], Settings(**settings))
+
+
+@pytest.fixture(scope="module")
+def bench():
+    return Bench()
+
+
+def test_all_drafters_are_there(bench):
+    assert set(bench.pairs) == set(DRAFTERS)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("verifier", ["token", "block", "typical"])
+def test_a_round_of_every_drafter_and_verifier(bench, name, verifier):
+    """Whatever is made on the wrong device or in another dtype raises: EAGLE's norm was on the CPU."""
+    k = 0 if name == "plain" else 2
+    counts = bench.round(name, num_draft_tokens=k, verifier=verifier)
+    assert counts.launches > 30
+    if name in ONE_WAIT and verifier != "typical":
+        assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
+
+
+FILTERS = {
+    "greedy": dict(temperature=0),
+    "all": dict(temperature=1.3, top_k=8, top_p=0.9, min_p=0.1, repetition_penalty=1.2),
+}
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize("name", ONE_WAIT)
+def test_filters_cost_no_wait(bench, name, filters):
+    counts = bench.round(name, num_draft_tokens=2 if name != "plain" else 0, **FILTERS[filters])
+    assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("width", "k"), [(2, 2), (3, 3)])
+@pytest.mark.parametrize("name", fake_pairs.TREES)
+def test_trees(bench, name, width, k):
+    counts = bench.round(name, num_draft_tokens=k, tree_width=width)
+    assert counts.kinds["fill_"] > k * width, "each row's place in the mask of a tree"
+
+
+@pytest.mark.parametrize("form", ["nf4", "none"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_dtype_and_form_multiplies_in_what_was_asked(form, dtype):
+    with FakeCard() as card:
+        target = fake_pairs.lean(cut(ENTRY.target_model.config, 1), form, dtype)
+        draft = fake_pairs.lean(cut(ENTRY.draft_model.config, 1), "none", dtype)
+        pair = fake_pairs.pair_of(*fake_pairs.drafters(target, draft)["model"]())
+        fake_pairs.a_round(card, pair, Settings(num_draft_tokens=1))
+        products = [*target.layers[0].products, target.head]
+        inputs = [torch.empty(1, product.shape[1], device=CUDA, dtype=dtype) for product in products]
+        found = [product(x).dtype for product, x in zip(products, inputs, strict=True)]
+    in_16_bits = torch.bfloat16 if dtype == torch.float32 else dtype  # NF4 has no fast products in float32
+    assert found == [in_16_bits if form == "nf4" else dtype] * 4 + [dtype]
+    assert target.dtype == dtype
+
+
+@pytest.mark.parametrize("form", ["llm-int8", "none"])
+def test_through_transformers(form, caplog):
+    with FakeCard() as card, caplog.at_level(logging.WARNING):
+        target = fake_pairs.through_transformers(cut(ENTRY.target_model.config, 2), form)
+        draft = fake_pairs.through_transformers(cut(ENTRY.draft_model.config, 1))
+        pair = fake_pairs.pair_of(*fake_pairs.drafters(target, draft)["model"]())
+        counts = fake_pairs.a_round(card, pair, Settings(num_draft_tokens=2))
+    assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
+    assert "float16" not in caplog.text, "LLM.int8 says at every product that it casts"
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_targets_of_the_catalogue(name):
+    config = CATALOGUE[name].target_model.config
+    with FakeCard() as card:
+        target = fake_pairs.lean(cut(config, 1), "nf4")
+        counts = fake_pairs.a_round(card, fake_pairs.pair_of(target, None), Settings(num_draft_tokens=0))
+    assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
+
+
+RECOUNTED = {"qwen2.5-7b": ("model", "recycling"), "smollm2-1.7b": ("plain",)}  # a few of the rows
+
+
+@pytest.mark.parametrize("name", fake_pairs.PAIRS)
+def test_the_documents_table_is_what_is_counted(name):
+    """Layers are alike, so what whole models ask for follows from models of one and of two layers."""
+    only, entry = RECOUNTED[name], CATALOGUE[name]
+    with FakeCard() as card:
+        found = [fake_pairs.rows(card, name, layers, only) for layers in ((1, 1), (2, 1), (1, 2))]
+    more = [model.config["num_hidden_layers"] - 1 for model in (entry.target_model, entry.draft_model)]
+    written = fake_pairs.read_table(fake_pairs.DOCUMENT.read_text(encoding="utf-8"), name)
+    for label, base in found[0].items():
+        grown = [
+            a + more[0] * (b - a) + more[1] * (c - a)
+            for a, b, c in zip(base.figures, *(rows[label].figures for rows in found[1:]), strict=True)
+        ]
+        assert tuple(grown) == written[label], label
+    kinds = {label.split(",")[0] for label in written}
+    assert kinds == {"target's pass", "draft's pass", *DRAFTERS}
