@@ -64,9 +64,9 @@ class Walk:
     def begin(self, cache: KVCache, new: torch.Tensor, asked: torch.Tensor, mask: Mask) -> None:
         """Makes the views of a pass, which are the same in each layer but for what they hold.
 
-        In ``cache`` there is room for all rows; ``new`` (2, rows, key heads, head size) are a layer's keys and
-        values and ``asked`` (key heads, rows, queries of a key head, head size) its queries, both in the walk's
-        ``order``.
+        In ``cache`` there is room for all rows; ``new`` (2, rows, key heads, head size) are a layer's keys
+        and values and ``asked`` (key heads, rows, queries of a key head, head size) its queries, both in the
+        walk's ``order``.
         """
         kv_heads, _, group, size = asked.shape
         self._attended = torch.empty(len(self.order), group * kv_heads * size, dtype=cache.dtype)
