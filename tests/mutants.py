@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXACTNESS = ["tests/core/test_exactness.py", "tests/core/test_exactness_drafters.py"]
 EXACTNESS += ["tests/core/test_exactness_trees.py"]
 NAMES = "sampling tree batched drafters drafters_untrained reuse engine engine_trees decoder decoder_trees"
-NAMES += " history rows store fake_card fake_pairs"
+NAMES += " history rows store fake_card fake_pairs full_memory"
 TESTS = [f"tests/core/test_{name}.py" for name in NAMES.split()]
 TESTS += ["tests/core/test_rotary.py", "tests/core/test_ends.py", "tests/core/test_chat.py"]
 TESTS += ["tests/core/test_load.py::test_end_ids_are_all_that_the_targets_files_name"]
@@ -370,6 +370,18 @@ MUTANTS = [
         "sampling.py",
         "if min_p > 0:",
         "if min_p > 0 and ids is not None:",
+    ),
+    Mutant(
+        "a round that is played again takes other draws",
+        "rounds.py",
+        "begin(again=self._broken_off)",
+        "begin(again=False)",
+    ),
+    Mutant(
+        "a round that is played again reads on from where it broke off",
+        "engine.py",
+        "self._caches.crop(len(self._transcript.ids) - 1)",
+        "pass",
     ),
     Mutant(
         "an accepted end does not end",

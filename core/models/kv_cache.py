@@ -62,7 +62,7 @@ class KVCache:
     def __init__(
         self, shape: DecoderShape, device: torch.device | str, dtype: torch.dtype, kinds_of_features: int = 0
     ):
-        self._shape, self._device, self._dtype = shape, torch.device(device), dtype
+        self._shape, self._device, self.dtype = shape, torch.device(device), dtype
         self._kinds = kinds_of_features
         self.length = 0
         self.parts = [self._room(layers, 0) for layers in _parted(shape.layers)]
@@ -81,14 +81,13 @@ class KVCache:
         """Views of the keys and of the values before ``end`` as attention takes them, (1, kv_heads, end,
         head_size) a layer."""
         parts = [part[:, :, None, :end].transpose(3, 4) for part in self.parts]
-        keys, values = ([layer for part in parts for layer in part[:, kind].unbind()] for kind in (0, 1))
-        return keys, values
+        return tuple([layer for part in parts for layer in part[:, kind].unbind()] for kind in (0, 1))
 
     def crop(self, length: int) -> None:
         self.length = min(self.length, length)
 
     def fork(self, length: int) -> KVCache:
-        copy = KVCache(self._shape, self._device, self._dtype, self._kinds)
+        copy = KVCache(self._shape, self._device, self.dtype, self._kinds)
         length = min(self.length, length)
         copy.reserve(length)
         for mine, theirs in zip(copy.parts, self.parts, strict=True):
@@ -126,10 +125,10 @@ class KVCache:
 
     def _room(self, layers: int, positions: int) -> torch.Tensor:
         shape = self._shape
-        return _zeros((layers, 2, positions, shape.kv_heads, shape.head_size), self._device, self._dtype)
+        return _zeros((layers, 2, positions, shape.kv_heads, shape.head_size), self._device, self.dtype)
 
     def _room_for_features(self, positions: int) -> torch.Tensor:
-        dtype = torch.float32 if self._device.type == "cpu" else self._dtype
+        dtype = torch.float32 if self._device.type == "cpu" else self.dtype
         return _zeros((positions, self._kinds, self._shape.hidden), self._device, dtype)
 
 

@@ -64,13 +64,12 @@ class Walk:
     def begin(self, cache: KVCache, new: torch.Tensor, asked: torch.Tensor, mask: Mask) -> None:
         """Makes the views of a pass, which are the same in each layer but for what they hold.
 
-        ``cache`` has room for all rows; ``new`` (2, rows, key heads, head size) are a layer's keys and values
-        and ``asked`` (key heads, rows, queries of a key head, head size) its queries, both in the walk's
-        ``order``.
+        In ``cache`` there is room for all rows; ``new`` (2, rows, key heads, head size) are a layer's keys
+        and values and ``asked`` (key heads, rows, queries of a key head, head size) its queries, both in the
+        walk's ``order``.
         """
         kv_heads, _, group, size = asked.shape
-        dtype = cache.parts[0].dtype
-        self._attended = torch.empty(len(self.order), group * kv_heads * size, dtype=dtype)
+        self._attended = torch.empty(len(self.order), group * kv_heads * size, dtype=cache.dtype)
         self._steps = []
         masks: dict[tuple[int, int], torch.Tensor] = {}  # siblings have the same
         for first, end in self._pieces:
@@ -78,7 +77,7 @@ class Walk:
             if (rows, position) not in masks:
                 masks[rows, position] = mask(rows, position)
             seen_by = masks[rows, position]
-            query = torch.zeros(1, kv_heads, len(seen_by), size, dtype=dtype)
+            query = torch.zeros(1, kv_heads, len(seen_by), size, dtype=cache.dtype)
             self._steps.append(
                 (
                     cache.of_layers(position, position + rows),

@@ -10,6 +10,7 @@ import torch
 from core import fake_pairs
 from core.fake_card import CUDA, FakeCard
 from core.models.catalogue import CATALOGUE
+from core.models.key_blocks import PARTS
 from core.records import Settings
 
 ENTRY = CATALOGUE["qwen2.5-7b"]
@@ -118,11 +119,15 @@ RECOUNTED = {"qwen2.5-7b": ("model", "recycling"), "smollm2-1.7b": ("plain",)}  
 
 @pytest.mark.parametrize("name", fake_pairs.PAIRS)
 def test_the_documents_table_is_what_is_counted(name):
-    """Layers are alike, so what whole models ask for follows from models of one and of two layers."""
+    """Layers are alike, and a cache has as many parts whatever multiple of these they are: so what whole
+    models ask for follows from small ones."""
     only, entry = RECOUNTED[name], CATALOGUE[name]
+    some, twice = PARTS, 2 * PARTS
     with FakeCard() as card:
-        found = [fake_pairs.rows(card, name, layers, only) for layers in ((1, 1), (2, 1), (1, 2))]
-    more = [model.config["num_hidden_layers"] - 1 for model in (entry.target_model, entry.draft_model)]
+        found = [fake_pairs.rows(card, name, n, only) for n in ((some, some), (twice, some), (some, twice))]
+    more = [
+        (model.config["num_hidden_layers"] - some) / some for model in (entry.target_model, entry.draft_model)
+    ]
     written = fake_pairs.read_table(fake_pairs.DOCUMENT.read_text(encoding="utf-8"), name)
     for label, base in found[0].items():
         grown = [
