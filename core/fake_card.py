@@ -38,6 +38,7 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -113,6 +114,9 @@ class FakeCard(TorchDispatchMode):
             self._counts = before
 
     def __enter__(self) -> FakeCard:
+        # torch lists once which functions heed ``with torch.device(...)``: the real ones and no stand-ins, or
+        # else models that are read later in this process are made on the wrong device.
+        _device_constructors()
         with contextlib.ExitStack() as stack:
             for owner, name, stand_in in _stand_ins(self):
                 stack.enter_context(mock.patch.object(owner, name, stand_in))

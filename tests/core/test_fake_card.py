@@ -6,6 +6,7 @@ import pytest
 import torch
 from bitsandbytes import functional
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._device import _device_constructors
 
 from core.fake_card import CUDA, FakeCard, NeedsNumbers
 from core.models.linear import Nf4Linear
@@ -110,3 +111,13 @@ def test_it_leaves_nothing_behind():
         Nf4Linear(torch.empty(32, 64, device=CUDA))
     assert before == (dict(vars(FakeTensor)), dict(functional.name2qmap), torch.tensor, torch.cuda.Event)
     assert type(torch.ones(1) + 1) is torch.Tensor
+
+
+def test_it_leaves_torch_as_it_was():
+    """Models that were read after it had positions made of whatever lay in memory: torch had listed the fake
+    card's own ``tensor`` among those that heed a device."""
+    _device_constructors.cache_clear()
+    with FakeCard(), torch.device("cuda"):
+        torch.empty(1)
+    with torch.device("meta"):
+        assert torch.tensor([1.0]).device.type == "meta"
