@@ -114,7 +114,8 @@ def _lend(
     def after(*_) -> None:
         own = {name: value.detach() for name, value in module.state_dict().items()}
         _give(module, empty)
+        for hook in hooks:  # they hold what was packed, and the files, until the next search for garbage
+            hook.remove()
         use(own)
 
-    module.register_forward_pre_hook(before)
-    module.register_forward_hook(after)
+    hooks = [module.register_forward_pre_hook(before), module.register_forward_hook(after)]

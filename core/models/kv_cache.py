@@ -143,7 +143,7 @@ def _zeros(size: Sequence[int], device: torch.device, dtype: torch.dtype) -> tor
         return torch.zeros(size, device=device, dtype=dtype)
     count = math.prod(size) * dtype.itemsize
     # Some systems promise memory that they have not, and end the process that then uses it.
-    if count > ASK and count > (free_bytes("cpu") or math.inf):
+    if count > ASK and (free := free_bytes("cpu")) is not None and count > free:
         raise MemoryError(f"not enough memory for {count:,} bytes of keys and values")
     # By numpy, whose zeros take no memory before they are touched; torch.zeros writes every page.
     stand_in = {2: np.int16, 4: np.int32}[dtype.itemsize]

@@ -29,6 +29,7 @@ from core.models.transformers_decoder import ROUNDING, TransformersDecoder, chec
 log = logging.getLogger(__name__)
 
 Model = Decoder | TransformersDecoder
+SIZES = "max_position_embeddings", "hidden_size", "num_attention_heads"
 
 
 def load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
@@ -47,6 +48,7 @@ def load_model(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
     # Only now, when the exception that held on to the model is gone.
     log.warning("%s overflows in float16, and is loaded anew in float32", plan.name)
     plan = replace(plan, dtype="float32")
+    memory.release()
     memory.check([plan.need], plan.device)
     return _loaded(plan, say)
 
@@ -131,6 +133,8 @@ def _check_what_is_left(plan: Plan, reason: str) -> None:
         )
     memory.release()  # what was packed of it
     memory.check([plan.need_whole], plan.device)
+    if plan.device == "cuda":
+        memory.check([plan.passing_whole], "cpu")
 
 
 def _meant(plan: Plan) -> rotary.Rotary | None:
@@ -138,7 +142,9 @@ def _meant(plan: Plan) -> rotary.Rotary | None:
     found = plan.checkpoint
     if found.kind == "gguf":
         return found.rotary
-    return rotary.of_config(found.config, getattr(type(plan.config), "default_theta", 10000.0))
+    # Sizes that a file leaves out are the family's own.
+    said = {**{key: value for key, value in plan.config.to_dict().items() if key in SIZES}, **found.config}
+    return rotary.of_config(said, getattr(type(plan.config), "default_theta", 10000.0))
 
 
 def _check_rotary(plan: Plan, model) -> None:

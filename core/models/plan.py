@@ -113,13 +113,15 @@ class Plan:
     def passing(self) -> memory.Need:
         """Of the processor's memory, while a model is read that is to run on a card: a part of it at a time,
         or all that transformers unpacks there to float32."""
-        found = self.checkpoint
-        if self.not_lean is None:
-            size = memory.size_of(found.config)
-            bytes_ = 0 if size is None else size.read(self.dtype)
-        else:
-            bytes_ = self._unpacked
-        return memory.Need(self.name, "while it is read", bytes_)
+        if self.not_lean is not None:
+            return self.passing_whole
+        size = memory.size_of(self.checkpoint.config)
+        return memory.Need(self.name, "while it is read", 0 if size is None else size.read(self.dtype))
+
+    @property
+    def passing_whole(self) -> memory.Need:
+        """The same of a model that transformers reads."""
+        return memory.Need(self.name, "while it is read", self._unpacked)
 
     @property
     def _unpacked(self) -> int:

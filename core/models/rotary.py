@@ -243,19 +243,19 @@ def table_fault(rotary: Rotary, turns: torch.Tensor) -> str | None:
 
     Compares the frequencies, the scale and the angles at the last position.
     """
-    turns = turns.detach().cpu().to(torch.complex128)
     frequencies = rotary.frequencies()
     if turns.shape[-1] != len(frequencies):
         return f"{turns.shape[-1]} pairs are turned and not {len(frequencies)}"
     last = len(turns) - 1
     if last < 1:
         return None
-    if (fault := _fault(rotary, turns[1].angle(), turns[1].abs())) is not None:
+    first, end = turns[[1, last]].detach().cpu().to(torch.complex128)
+    if (fault := _fault(rotary, first.angle(), first.abs())) is not None:
         return fault
     meant = torch.polar(torch.full_like(frequencies, rotary.scale), last * frequencies)
     # The position times a frequency in float32, and that frequency's own rounding.
     room = rotary.scale * (1e-3 + 4e-7 * last)
-    return None if (turns[last] - meant).abs().max() <= room else f"position {last:,} is turned otherwise"
+    return None if (end - meant).abs().max() <= room else f"position {last:,} is turned otherwise"
 
 
 def module_fault(rotary: Rotary, model) -> str | None:

@@ -696,7 +696,9 @@ def test_scalars_of_numpy_and_torch_become_numbers(store, path, kind):
     assert store.conversation(conversation).messages[1].shown.prefill_seconds == meant
 
 
-@pytest.mark.parametrize("value", [b"12", [1, 2], object(), 2**63, "many"], ids=str)
+@pytest.mark.parametrize(
+    "value", [b"12", [1, 2], object(), 2**63, "many"], ids=["bytes", "list", "object", "too large", "text"]
+)
 def test_what_is_no_number_ends_the_record_of_that_reply_in_words(store, path, value):
     import numpy as np
 
