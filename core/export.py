@@ -57,6 +57,7 @@ from pathlib import Path
 
 from core import compared
 from core.cells import DECIMALS, DELIMITERS, Form
+from core.deletion import ENDS
 from core.domain_table import (
     COMBINATION_NAMES,
     MEASURES,
@@ -311,7 +312,7 @@ def write_csv(
 
 def _database_files(path: Path) -> list[Path]:
     path = path.resolve()
-    return [path.with_name(path.name + end) for end in ("", "-wal", "-shm", "-journal")]
+    return [path.with_name(path.name + end) for end in ENDS]
 
 
 def _write(out: Path, columns: tuple[str, ...], rows: Iterator[Row], form: Form) -> int:

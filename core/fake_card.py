@@ -50,9 +50,9 @@ ATTENTION = ATEN.scaled_dot_product_attention.default
 WHOLE = {ATTENTION, ATEN.rms_norm.default}
 VIEWS = frozenset(
     "view _unsafe_view reshape _reshape_alias transpose t numpy_T permute expand unsqueeze squeeze select"
-    " slice narrow unbind split split_with_sizes chunk diagonal as_strided alias detach detach_"
-    " view_as_complex view_as_real lift lift_fresh empty empty_like empty_strided new_empty"
-    " new_empty_strided".split()
+    " slice narrow unbind split split_with_sizes unsafe_split unsafe_split_with_sizes chunk diagonal"
+    " as_strided alias detach detach_ view_as_complex view_as_real lift lift_fresh empty empty_like"
+    " empty_strided new_empty new_empty_strided".split()
 )
 # Results whose size, or what the host does next, depends on values.
 ASKING = frozenset(

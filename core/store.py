@@ -516,7 +516,7 @@ class Store:
             if not self.path.exists():
                 return True
             if not self._transaction([job], purpose="deleted"):
-                return self._out_of_room and self._delete_without_room(job, owner)
+                return self._out_of_room and self._delete_without_room(job, owner, "deleted")
             try:
                 connection = self._connect()
                 if owner is None:
@@ -524,7 +524,7 @@ class Store:
                 (busy, *_) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             except (sqlite3.Error, OSError, StoreError) as error:
                 self._trouble(error, "deleted for good")
-                return self._out_of_room and self._delete_without_room(job, owner)
+                return self._out_of_room and self._delete_without_room(job, owner, "deleted for good")
             if busy:
                 self._problem = (
                     f"Deleted, but another program is reading {self.path}, so the text may stay in "
@@ -532,15 +532,16 @@ class Store:
                 )
             return not busy
 
-    def _delete_without_room(self, job: Job, owner: str | None) -> bool:
-        """Deletes where the disk is full; everything goes by a new file in the place of the old."""
+    def _delete_without_room(self, job: Job, owner: str | None, purpose: str) -> bool:
+        """Deletes where the disk is full; everything goes by a new file in the place of the old. ``purpose``
+        says in a sentence what could not be done."""
         try:
             if owner is None:
                 deletion.remove(self.path)
             else:
                 deletion.delete_in_place(self.path, job)
         except (sqlite3.Error, OSError) as error:
-            self._trouble(error, "deleted")
+            self._trouble(error, purpose)
             if owner is not None and self._out_of_room:
                 self._problem += " Make room on it, or delete everything, which needs none."
             return False

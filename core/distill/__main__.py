@@ -170,12 +170,13 @@ def _run(options: argparse.Namespace, progress: Progress, lasting: Callable[[str
 
 
 def _most_ids(options: argparse.Namespace, target) -> int:
-    """How many ids of text the disk has room for."""
+    """How many ids of text the disk has room for; what an earlier run of the command left of it is room."""
     from core.distill.kinds import feature_layers
     from core.distill.needs import bytes_of_features, free_on_disk
 
     kinds = len(feature_layers(options.kind, target.shape.layers))
-    return free_on_disk(options.out) // bytes_of_features(target, kinds, 1)
+    there = sum(file.stat().st_size for file in (options.out / "work").glob("features-*.bin"))
+    return (free_on_disk(options.out) + there) // bytes_of_features(target, kinds, 1)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """From text to a draft's folder: what ``python -m core.distill`` does once it knows what is asked for.
 
 Work under way lies in ``work/`` of the result's folder: two checkpoints, from which the same command goes
-on, and the target's hidden states, which may be deleted afterwards. What all of it needs is asked first
-(``core.distill.needs``).
+on, and the target's hidden states, which may be deleted afterwards. Whether there is room and memory
+for all of it is asked before the target reads the text (``core.distill.needs``).
 """
 
 from __future__ import annotations

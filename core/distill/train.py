@@ -137,9 +137,9 @@ def identity(
 
 
 def _not_finite(what: str, step: int, checkpoint: Path, saved: int) -> TrainingError:
-    there = (
-        f"The checkpoint of step {saved} is kept in {checkpoint}" if saved else "There is no checkpoint yet"
-    )
+    there = "There is no checkpoint yet"
+    if saved:
+        there = f"The checkpoint of step {saved} is kept in {checkpoint.parent}"
     verb = "are" if what == "weights" else "is"
     return TrainingError(
         f"Training stopped at step {step}, whose {what} {verb} not finite. {there}: give the same command "
@@ -228,6 +228,7 @@ def _resume(path: Path, what: Identity, draft: Draft, optimisers, state: State, 
     if content is None:
         return
     try:
+        rates = [tuple(rate) for rate in content["rates"]]
         if others := checkpoints.differences(content["what"], what):
             raise TrainingError(
                 f"The checkpoint {path} is of another training ({others}): repeat that command to finish "
@@ -237,7 +238,7 @@ def _resume(path: Path, what: Identity, draft: Draft, optimisers, state: State, 
         for optimiser, kept in zip(optimisers, content["optimisers"], strict=True):
             optimiser.load_state_dict(kept)
         state.losses, state.tokens = content["losses"], content["tokens"]
-        state.rates = [tuple(rate) for rate in content["rates"]]
+        state.rates = rates
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise TrainingError(
             f"The checkpoint {path} is of another version of Redline: name another folder with --out."
