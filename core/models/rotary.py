@@ -16,8 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:  # a file's header is read without waiting for torch
+    import torch
 
 CLOSE = 1e-5  # frequencies in float32 differ from those in float64 by less, relatively
 FACTORS, LONG, SHORT = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -51,6 +53,8 @@ class Rotary:
 
     def frequencies(self) -> torch.Tensor:
         """Radians a position, (size / 2,) float64, of sequences no longer than ``original``."""
+        import torch
+
         plain = self.base ** (-torch.arange(0, self.size, 2, dtype=torch.float64) / self.size)
         if self.factors is not None:
             plain = plain / torch.tensor(self.factors, dtype=torch.float64)
@@ -61,6 +65,8 @@ class Rotary:
 
     def _kept(self) -> torch.Tensor:
         """How much of each frequency YaRN leaves as it is: those that turn often within ``original``."""
+        import torch
+
         low, high = (
             self.size * math.log(self.original / (turns * 2 * math.pi)) / (2 * math.log(self.base))
             for turns in (self.beta_fast, self.beta_slow)
@@ -243,6 +249,8 @@ def table_fault(rotary: Rotary, turns: torch.Tensor) -> str | None:
 
     Compares the frequencies, the scale and the angles at the last position.
     """
+    import torch
+
     frequencies = rotary.frequencies()
     if turns.shape[-1] != len(frequencies):
         return f"{turns.shape[-1]} pairs are turned and not {len(frequencies)}"
@@ -267,6 +275,8 @@ def module_fault(rotary: Rotary, model) -> str | None:
 
 
 def _tables(model) -> Iterator[tuple[torch.Tensor, float]]:
+    import torch
+
     for module in model.modules():
         for start in ("", f"{_FULL}_"):
             frequencies = getattr(module, f"{start}inv_freq", None)
@@ -276,6 +286,8 @@ def _tables(model) -> Iterator[tuple[torch.Tensor, float]]:
 
 
 def _fault(rotary: Rotary, frequencies: torch.Tensor, scale: torch.Tensor | float) -> str | None:
+    import torch
+
     meant = rotary.frequencies()
     if len(frequencies) != len(meant):
         return f"{len(frequencies)} pairs are turned and not {len(meant)}"

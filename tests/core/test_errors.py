@@ -125,7 +125,7 @@ def test_nx_09_no_file_is_called_damaged_where_memory_was_out(error, monkeypatch
     assert "too little memory" in hub.sentence("some/model", None, error)
     monkeypatch.setattr(train.torch, "load", failing(error))
     with pytest.raises(train.TrainingError, match="too little memory to read the checkpoint"):
-        train._resume(path, {}, torch.nn.Linear(1, 1), [], None)
+        train._resume(path, {}, torch.nn.Linear(1, 1), [], None, lambda sentence: None)
 
 
 class Named:
