@@ -176,7 +176,7 @@ def test_half_a_character_is_named_with_its_line(tmp_path, encoder, where):
 
 
 def test_a_turn_marker_that_is_added_but_not_special_is_text_in_a_reply(tmp_path):
-    encoder = tokenizer()
+    encoder = copy.deepcopy(tokenizer())  # the tests share one
     encoder.add_tokens(["<|turn|>"])  # not special: the tokenizer does not split it when asked to
     marker = encoder.convert_tokens_to_ids("<|turn|>")
     encoder.chat_template += "{# <|turn|> #}"

@@ -194,7 +194,7 @@ def test_no_opening_is_a_prompt_of_the_suite():
 
 
 def test_a_turn_marker_that_is_added_but_not_special_ends_turns_and_replies():
-    encoder = tokenizer()
+    encoder = copy.deepcopy(tokenizer())  # the tests share one
     encoder.add_tokens(["<|over|>"])
     encoder.chat_template = (
         "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|over|>{% endfor %}"
