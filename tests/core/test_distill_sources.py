@@ -1,6 +1,7 @@
 """The user's own text: what a chat, a text and a record become, and what is said of a bad line."""
 
 import contextlib
+import copy
 import json
 
 import numpy as np

@@ -1,5 +1,6 @@
 """Chats a target writes itself: what transformers would write, from the distribution, and resumable."""
 
+import copy
 import random
 import re
 
