@@ -280,6 +280,8 @@ def test_what_was_typed_and_not_sent_outlives_a_reload(serve, tab):
     page.ready()
     expect(page.page.locator("#message textarea")).to_have_value("Half a thou")
     page.ask("Whole.")
+    # A reload before the question has left would be one of a page that has sent nothing.
+    page.page.wait_for_function(f"() => ({DRAWN})().length > 0")
     page.page.reload()
     page.page.wait_for_function(f"text => ({DRAWN})() === text", arg=LONG)
     expect(page.page.locator("#message textarea")).to_have_value("")
