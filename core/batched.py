@@ -241,7 +241,7 @@ def _block(
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
+class Turn:
     """``count`` drafts by ``drafter``, whose own ``state`` is given; ``known`` are their ids where they are
     certain, and so known before anything runs."""
 
@@ -294,8 +294,8 @@ class Batched:
         return able and not others and device is not None and torch.device(device).type == "cuda"
 
     def play(self, ids: Sequence[int], count: int, caches: Kept) -> Played:
-        clock, turn = _Clock(self._device), self._turn(ids, count, caches)
-        numbers = self._launch(ids, turn, caches, clock).tolist()  # the one wait
+        clock, turn = _Clock(self._device), self.turn(ids, count, caches)
+        numbers = self.launch(ids, turn, caches, clock).tolist()  # the one wait
         learnt, numbers = self._unpacked(numbers, turn)
         round_ = _Round.unpacked(numbers, turn.count, self._settings.verifier == "block", turn.certain)
         self._draws.use(round_.used)
@@ -309,28 +309,26 @@ class Batched:
             *clock.seconds("drafted", "scored"),
         )
 
-    def launch(
-        self, ids: Sequence[int], count: int, caches: Kept, clock: _Clock | None = None
-    ) -> torch.Tensor:
-        """Sets a whole round going and gives where its figures will be: one tensor, float64, packed.
-
-        Waits for nothing, however far the device has got.
-        """
-        return self._launch(ids, self._turn(ids, count, caches), caches, clock or _Clock(self._device))
-
-    def _turn(self, ids: Sequence[int], count: int, caches: Kept) -> _Turn:
+    def turn(self, ids: Sequence[int], count: int, caches: Kept) -> Turn:
         """Who drafts in this round, and what is known of the drafts before it."""
         if not count:
-            return _Turn(None, None, 0)
+            return Turn(None, None, 0)
         drafter, state = self._drafter, caches.state(self._drafter)
         if isinstance(drafter, AutoDrafter):
             drafter, state, count = drafter.turn(ids, count, state)
         if isinstance(drafter, CERTAIN):
             known = drafter.chain(ids, count, state)
-            return _Turn(drafter, state, len(known), known)
-        return _Turn(drafter, state, count)
+            return Turn(drafter, state, len(known), known)
+        return Turn(drafter, state, count)
 
-    def _launch(self, ids: Sequence[int], turn: _Turn, caches: Kept, clock: _Clock) -> torch.Tensor:
+    def launch(
+        self, ids: Sequence[int], turn: Turn, caches: Kept, clock: _Clock | None = None
+    ) -> torch.Tensor:
+        """Starts a round on the device; its figures as one float64 tensor there, as ``_Round`` unpacks them.
+
+        Waits for nothing, however far the device has got.
+        """
+        clock = clock or _Clock(self._device)
         unread = list(ids[turn.state.length :]) if turn.count and not turn.certain else []
         unmarked = list(ids[self._marked :]) if self._seen is not None else []
         known = turn.known or []
@@ -357,7 +355,7 @@ class Batched:
             return figures
         return torch.cat([likeliest(raw).double().flatten(), figures])
 
-    def _unpacked(self, numbers: list[float], turn: _Turn) -> tuple[list[list[int]], list[float]]:
+    def _unpacked(self, numbers: list[float], turn: Turn) -> tuple[list[list[int]], list[float]]:
         """What ``likeliest`` gave for each row, nothing where nobody learns, and the other figures."""
         if self._learner is None:
             return [], numbers
@@ -384,7 +382,7 @@ class Batched:
         return drafts, rows, torch.stack(before) if before else None
 
     def _draft(
-        self, ids: torch.Tensor, turn: _Turn, draws: torch.Tensor
+        self, ids: torch.Tensor, turn: Turn, draws: torch.Tensor
     ) -> tuple[torch.Tensor, list[Rows], torch.Tensor | None]:
         """``count`` drafts (count,), the rows each was drawn from (1, width), and the ids seen before each
         position of the block (count + 1, vocabulary), None where nothing asks for them.

@@ -20,6 +20,11 @@ PATIENCE = 1.0  # seconds for another program to let go
 _BLOCK = 1 << 20
 
 
+def files(path: Path) -> list[Path]:
+    """Where the files of the database ``path`` are, if they are."""
+    return [path.with_name(path.name + end) for end in ENDS]
+
+
 def out_of_room(error: Exception) -> bool:
     """Whether SQLite had no room: it says so, or (a quota, its shared index) that a write failed."""
     said = str(error)
@@ -52,9 +57,9 @@ def remove(path: Path) -> None:
     """
     with _alone(path):
         pass
-    for end in ENDS:
+    for file in files(path):
         with contextlib.suppress(FileNotFoundError):
-            _shred(path.with_name(path.name + end))
+            _shred(file)
 
 
 @contextlib.contextmanager

@@ -55,9 +55,8 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from core import compared
+from core import compared, deletion
 from core.cells import DECIMALS, DELIMITERS, Form
-from core.deletion import ENDS
 from core.domain_table import (
     COMBINATION_NAMES,
     MEASURES,
@@ -293,7 +292,7 @@ def write_csv(
         raise ExportError(str(error)) from error
     out, path = Path(out), source.path if isinstance(source, Store) else Path(source)
     try:
-        if out.resolve() in _database_files(path):
+        if out.resolve() in deletion.files(path.resolve()):
             raise ExportError(f"{out} belongs to the database: name another file.")
         with reading(path) as connection:
             if conversation_id is not None:
@@ -308,11 +307,6 @@ def write_csv(
         raise ExportError(f"The database {path} cannot be read to its end: {error}.") from error
     except OSError as error:
         raise ExportError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}.") from error
-
-
-def _database_files(path: Path) -> list[Path]:
-    path = path.resolve()
-    return [path.with_name(path.name + end) for end in ENDS]
 
 
 def _write(out: Path, columns: tuple[str, ...], rows: Iterator[Row], form: Form) -> int:

@@ -113,7 +113,8 @@ def _bytes_of_level(piece: str) -> bytes | None:
 def _at_border(tokenizer, ids: Sequence[int]) -> bool:
     """Whether ``ids``, which read as a text that ends with U+FFFD, end between characters: no id that follows
     makes another character of their last bytes."""
-    shown = [id_ for id_ in ids if id_ not in tokenizer.all_special_ids]
+    special = tokenizer.all_special_ids  # made anew each time it is asked for
+    shown = [id_ for id_ in ids if id_ not in special]
     pieces = [piece for id_ in shown if (piece := tokenizer.convert_ids_to_tokens(id_)) is not None]
     if not pieces or REPLACEMENT in pieces[-1]:
         return bool(pieces)

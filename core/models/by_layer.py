@@ -81,18 +81,8 @@ class Skeleton:
             lambda own: heads.append(make_head(own["weight"])),
         )
         logits = whole_pass(self.model, ids)
-        decoder = Decoder(
-            shape,
-            embedding,
-            layers,
-            inner.norm.weight.detach(),
-            heads[0],
-            vocabulary=self.wanted[HEAD][0],
-            frequencies=inner.rotary_emb.inv_freq.float().cpu(),
-            rope_scale=inner.rotary_emb.attention_scaling,
-            cache_dtype=cache_dtype,
-        )
-        return decoder, logits
+        rows = self.wanted[HEAD][0]
+        return Decoder.around(self.model, embedding, layers, heads[0], rows, cache_dtype), logits
 
 
 def _give(module: nn.Module, tensors: dict[str, torch.Tensor]) -> None:

@@ -246,31 +246,42 @@ class Decoder:
         model,
         make: Make,
         make_head: Make | None = None,
-        device: torch.device | str | None = None,
-        cache_dtype: torch.dtype | None = None,
     ) -> Decoder:
-        """From a causal language model of transformers for whose config ``lean_reason`` is None.
+        """From a causal language model of transformers for whose config ``lean_reason`` is None, where it is.
 
-        ``device`` is where to run, None where the model is. The model is used up: each of its layers is
-        given back as soon as it is packed, so that memory holds little more than the larger of the two.
+        The model is used up: each of its layers is given back as soon as it is packed, so that memory holds
+        little more than the larger of the two. Models that are loaded come by ``core.models.by_layer``, which
+        needs less.
         """
         embedding, head = (m.weight for m in (model.get_input_embeddings(), model.get_output_embeddings()))
-        tied, device = head is embedding, embedding.device if device is None else device
-        embedding = embedding.detach().to(device)
-        head = embedding if tied else head.detach().to(device)
+        tied, embedding = head is embedding, embedding.detach()
+        head = embedding if tied else head.detach()
         shape, inner = DecoderShape.from_config(model.config.to_dict()), model.model
         dtype, layers = _activations(embedding), []
         for index, module in enumerate(inner.layers):
-            own = {name: value.to(device) for name, value in module.state_dict().items()}
-            layers.append(pack_layer(shape, own, make, dtype))
+            layers.append(pack_layer(shape, module.state_dict(), make, dtype))
             inner.layers[index] = torch.nn.Identity()
+        return cls.around(model, embedding, layers, (make_head or make)(head), len(head))
+
+    @classmethod
+    def around(
+        cls,
+        model,
+        embedding: torch.Tensor,
+        layers: Sequence[Layer],
+        head: Linear,
+        vocabulary: int,
+        cache_dtype: torch.dtype | None = None,
+    ) -> Decoder:
+        """From packed layers and the final norm and rotary embedding of a model of transformers."""
+        inner = model.model
         return cls(
-            shape,
+            DecoderShape.from_config(model.config.to_dict()),
             embedding,
             layers,
-            inner.norm.weight.detach().to(device),
-            (make_head or make)(head),
-            vocabulary=len(head),
+            inner.norm.weight.detach(),
+            head,
+            vocabulary,
             frequencies=inner.rotary_emb.inv_freq.float().cpu(),
             rope_scale=inner.rotary_emb.attention_scaling,
             cache_dtype=cache_dtype,

@@ -350,7 +350,8 @@ def test_a_round_needs_no_value_and_mixes_no_devices(verifier):
         settings = dataclasses.replace(settings, num_draft_tokens=min(2, settings.num_draft_tokens))
         caches = Kept(pair.target.new_cache())
         way = Batched(pair, dataclasses.replace(settings, verifier=verifier), lambda: 0.5)
-        packed = way.launch([3, 4, 5], settings.num_draft_tokens, caches)
+        turn = way.turn([3, 4, 5], settings.num_draft_tokens, caches)
+        packed = way.launch([3, 4, 5], turn, caches)
         assert packed.device.type == "meta" and packed.dtype == torch.float64
         assert caches.cache.length == settings.num_draft_tokens + 1
         with pytest.raises(RuntimeError):

@@ -11,7 +11,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,13 +18,12 @@ from core.distill import checkpoint, files, needs
 from core.distill import train as train_module
 from core.distill.__main__ import main
 from core.distill.checkpoint import TrainingError, before
-from core.distill.corpus import Chat, Corpus
 from core.distill.lesson import Lessons
 from core.distill.run import LAYERS, Recipe, ask, begin, distill
 from core.distill.target import features
 from core.distill.train import Plan, train
-from tests.core.distill_toys import needs_muon, toy_corpus, toy_lessons, toy_target
-from tests.core.models_on_disk import VOCABULARY, tokenizer, write_model
+from tests.core.distill_toys import command, needs_muon, toy_corpus, toy_lessons, toy_target, write_training
+from tests.core.models_on_disk import tokenizer
 from tests.core.test_deletion import fill, small_disk  # noqa: F401 - a fixture
 
 pytestmark = needs_muon
@@ -340,17 +338,8 @@ def test_nx_10_too_little_memory_is_told_before_anything_is_read(tmp_path, monke
 @pytest.fixture(scope="module")
 def here(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
-    write_model(folder / "target", "llama", seed=1)
-    draw = np.random.default_rng(0)
-    Corpus.of(
-        Chat(draw.integers(3, VOCABULARY, 6 + length), 6, 1.0) for length in draw.integers(4, 40, 120)
-    ).save(folder / "chats.npz")
+    write_training(folder)
     return folder
-
-
-def command(here: Path, out: str, *more: str) -> list[str]:
-    text = ["--target", str(here / "target"), "--data", str(here / "chats.npz"), "--out", str(here / out)]
-    return ["--kind", "model", *text, "--steps", "20", "--save-every", "5", "--tokens", "100", *more]
 
 
 @pytest.mark.proof

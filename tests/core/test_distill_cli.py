@@ -8,15 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from core.distill.__main__ import main
-from core.distill.corpus import Chat, Corpus
 from core.models.draft_file import check_target, embedding_fingerprint, load_draft
 from core.models.errors import LoadError
-from tests.core.distill_toys import needs_muon
+from tests.core.distill_toys import command, needs_muon, write_training
 from tests.core.models_on_disk import VOCABULARY, write_model
 
 pytestmark = needs_muon
@@ -39,18 +37,9 @@ main(sys.argv[1:])
 @pytest.fixture(scope="module")
 def here(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("distill")
-    write_model(folder / "target", "llama", seed=1)
+    write_training(folder)
     write_model(folder / "other", "llama", seed=2)
-    draw = np.random.default_rng(0)
-    Corpus.of(
-        Chat(draw.integers(3, VOCABULARY, 6 + length), 6, 1.0) for length in draw.integers(4, 40, 120)
-    ).save(folder / "chats.npz")
     return folder
-
-
-def command(here: Path, out: str, *more: str, kind: str = "model") -> list[str]:
-    text = ["--target", str(here / "target"), "--data", str(here / "chats.npz"), "--out", str(here / out)]
-    return ["--kind", kind, *text, "--steps", "20", "--save-every", "5", "--tokens", "100", *more]
 
 
 def losses(folder: Path) -> list[float]:
