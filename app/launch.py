@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.models import network
-from core.models.spec import PairSpec, SpecError, add_pair_arguments, pair_spec
+from core.models.flags import add_pair_arguments, pair_spec
+from core.models.sources import SpecError
+from core.models.spec import PairSpec
 
 if TYPE_CHECKING:
     from app.loading import Loader

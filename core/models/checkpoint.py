@@ -24,7 +24,7 @@ from core.models.errors import LoadError
 from core.models.gguf_header import read_header
 from core.models.memory import gigabytes, size_of
 from core.models.rotary import Rotary
-from core.models.spec import Kind, SpecError, hub_id, source_kind
+from core.models.sources import Kind, SpecError, hub_id, source_kind
 from core.models.weights import ADAPTER, INDEX, WeightFile, combined, parameters_in, sha256, weight_names
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

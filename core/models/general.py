@@ -31,7 +31,8 @@ from core.models.load_model import Model, load_model
 from core.models.pair import NO_DRAFT, Pair, warm_up
 from core.models.plan import Plan, check_memory, dtype_word, is_distilled, plan_models
 from core.models.rows import row_dependence
-from core.models.spec import EMBEDDED, PairSpec, draft_folder
+from core.models.sources import EMBEDDED
+from core.models.spec import PairSpec, draft_folder
 from core.models.transformers_decoder import (
     context_length,
 )

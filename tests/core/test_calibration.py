@@ -10,7 +10,7 @@ import torch
 
 from core import calibration
 from core.auto_k import AutoK, Costs
-from core.models.embedded import home
+from core.home import home
 from tests.core.test_decoder import pair_of
 from tests.core.tiny import as_decoder, tiny_llama
 
