@@ -56,7 +56,7 @@ from core.bench_run import (
 from core.calibration import measure_again
 from core.chat import encode_chat
 from core.engine import Engine
-from core.models import Progress
+from core.machine.progress import Progress
 from core.models.errors import LoadError
 from core.models.flags import add_pair_arguments, pair_spec
 from core.models.heartbeat import heard

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 import transformers
 
-from core.models import Progress, quantize
+from core.machine.progress import Progress
+from core.models import quantize
 from core.models.checkpoint import fetch, inspect
 from core.models.draft_file import load_draft, load_metadata
 from core.models.embedded import DRAFTS

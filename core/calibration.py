@@ -26,11 +26,12 @@ from pathlib import Path
 
 import torch
 
-from core.auto_k import MOST, Costs
+from core.auto_k import MOST
+from core.costs import Costs
 from core.engine import Engine
 from core.home import home
 from core.kept import keep
-from core.models import Progress, silent
+from core.machine.progress import Progress, silent
 from core.models.errors import LoadError
 from core.models.heartbeat import heard
 from core.models.load import load_embedded

@@ -45,8 +45,8 @@ from core.auto_k import MOST
 from core.chat import fit_chat, prompt_limit
 from core.domains import CHOICES
 from core.drafters.names import DRAFTERS, TREE_DRAFTERS
+from core.machine.progress import Progress
 from core.metrics import Figures, summarize
-from core.models import Progress
 from core.models.errors import LoadError
 from core.models.flags import add_pair_arguments, pair_spec
 from core.models.heartbeat import heard

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.distill.corpus import Corpus, CorpusError
-from core.models import Progress
+from core.machine.progress import Progress
 from core.models.draft_file import KINDS
 from core.models.errors import LoadError, is_out_of_memory
 from core.models.heartbeat import heard

@@ -20,7 +20,7 @@ import torch
 
 from core.distill.corpus import Corpus
 from core.distill.files import flush_folder
-from core.models import Progress, silent
+from core.machine.progress import Progress, silent
 from core.models.decoder import DecoderShape, lean_reason
 from core.models.draft_file import embedding_fingerprint
 from core.models.embedded import NAME, prepare_embedded

@@ -18,7 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from core.models import Progress, hub, silent
+from core.machine.progress import Progress, silent
+from core.models import hub
 from core.models.embedded import NAME, checked_fingerprint, prepare_embedded
 from core.models.errors import LoadError
 from core.models.gguf_header import read_header

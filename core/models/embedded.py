@@ -31,7 +31,8 @@ import zipfile
 from pathlib import Path
 
 from core.home import home
-from core.models import Progress, network, silent
+from core.machine.progress import Progress, silent
+from core.models import network
 from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 from core.models.heartbeat import heard
 from core.models.weights import check_known

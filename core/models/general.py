@@ -21,7 +21,8 @@ from core.chat import NO_TEMPLATE
 from core.drafters.base import Drafting
 from core.drafters.model import ModelDrafter
 from core.drafters.untrained import makers
-from core.models import Progress, distilled, quantize
+from core.machine.progress import Progress
+from core.models import distilled, quantize
 from core.models.checkpoint import fetch, fingerprint
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import DRAFTS

@@ -16,7 +16,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.models import Progress, silent
+from core.machine.progress import Progress, silent
 from core.models.embedded import DRAFTS, checked_fingerprint, prepare_embedded
 from core.models.errors import LoadError, first_line, is_out_of_memory
 from core.models.flags import add_pair_arguments, pair_spec

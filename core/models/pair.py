@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from core.auto_k import Costs
+from core.costs import Costs
 from core.drafters.base import Drafter, Drafting
 from core.drafters.names import DRAFTERS
 from core.drafters.untrained import makers
 from core.home import home
-from core.models import Progress, distilled, silent, sizes
+from core.machine.progress import Progress, silent
+from core.models import distilled, sizes
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import NAME

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 import transformers
 
-from core.models import Progress, card, memory, quantize, rotary, silent
+from core.machine.progress import Progress, silent
+from core.models import card, memory, quantize, rotary
 from core.models.asked import quantize_flag
 from core.models.checkpoint import Checkpoint, inspect
 from core.models.decoder import lean_reason

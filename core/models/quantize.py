@@ -26,7 +26,8 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from core.home import home
-from core.models import Progress, card, silent
+from core.machine.progress import Progress, silent
+from core.models import card
 from core.models.asked import has_bitsandbytes, quantize_flag, settled_form
 from core.models.decoder import Decoder, Make
 from core.models.errors import LoadError

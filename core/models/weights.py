@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from core.home import home
-from core.models import Progress
+from core.machine.progress import Progress
 from core.models.errors import LoadError
 
 SINGLE = "model.safetensors"  # what transformers looks for, in this order

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from core.home import home
-from core.models import Progress, embedded
+from core.machine.progress import Progress
+from core.models import embedded
 from core.models.draft_file import load_draft
 from core.models.errors import LoadError
 from core.prompts import load_prompts
