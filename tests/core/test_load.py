@@ -530,7 +530,7 @@ def test_a_failing_draft_leaves_no_target_behind(tmp_path, folder, monkeypatch):
     assert caught.value and len(models) == 1 and models[0]() is None
 
 
-@pytest.mark.parametrize("where", ["row_dependence", "fingerprint", "inspect"])
+@pytest.mark.parametrize("where", ["self_test", "fingerprint", "inspect"])
 def test_whatever_fails_is_one_sentence_with_nothing_loaded(folder, monkeypatch, where, caplog):
     decoders, make = [], load_model.TransformersDecoder
 
