@@ -55,6 +55,8 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
     models = [model for model, _ in loaded]
     for plan, (model, form) in zip(plans, loaded, strict=True):
         notes += _notes(plan, form, dtype_word(_embedding(model).dtype))
+        if (reason := getattr(model, "departed", None)) is not None:
+            notes.append(f"{plan.name} runs through transformers' own modules, which are slower: {reason}.")
     if not target.tokenizer.chat_template:
         notes.insert(0, NO_TEMPLATE)
     exactness = self_test(models[0], say).sentence

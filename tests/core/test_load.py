@@ -103,6 +103,7 @@ def test_what_cannot_runs_through_transformers(family, form, tmp_path):
         pytest.importorskip("bitsandbytes")
     pair = load_pair(spec(write_model(tmp_path, family, 1), quantize=form))
     assert isinstance(pair.target, TransformersDecoder)
+    assert not any("own modules" in note for note in pair.notes)  # it was never to run elsewhere
 
 
 def test_lean_scores_that_differ_are_not_used(folder, monkeypatch, caplog):
@@ -114,6 +115,10 @@ def test_lean_scores_that_differ_are_not_used(folder, monkeypatch, caplog):
     pair = load_pair(spec(folder))
     assert isinstance(pair.target, TransformersDecoder)
     assert "scores tiny-llama otherwise than transformers" in caplog.text
+    said = (
+        "tiny-llama runs through transformers' own modules, which are slower: its scores came out otherwise."
+    )
+    assert said in pair.notes
 
 
 def test_a_copy_of_the_target_as_draft_is_always_right(folder):
