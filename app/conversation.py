@@ -25,12 +25,14 @@ from app.answer import Answer
 from app.card import locate, token_details
 from app.loading import Loader, LoadingState
 from app.token_view import encode_user
-from core.chat import Prompt, as_message, fit_chat, prompt_limit
+from core.chat import fit_chat, prompt_limit
 from core.metrics import Figures, measured_speedup
 from core.models.errors import LoadError
 from core.records import EXACT_VERIFIERS, PairInfo, Settings
 from core.store import Store, StoredConversation
+from core.template import Prompt
 from core.text import clean_text, shown_alone
+from core.thoughts import as_message
 
 log = logging.getLogger(__name__)
 
