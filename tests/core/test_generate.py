@@ -16,7 +16,8 @@ from core import calibration
 from core.chat import fit_chat
 from core.costs import Costs
 from core.engine import Engine
-from core.generate import InputError, json_line, main, parse_request, read_messages, reply_row, round_row
+from core.generate import InputError, main, parse_request, read_messages
+from core.json_lines import json_line, reply_row, round_row
 from core.metrics import FIGURE_NAMES
 from core.models.errors import LoadError
 from core.models.spec import PairSpec, embedded_spec
