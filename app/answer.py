@@ -1,6 +1,6 @@
 """One reply, while it is written and afterwards: its text, its figures, and how the redline view draws it.
 
-Filled by ``app.conversation``'s writing thread and looked at by any number of others. Knows the records and
+Filled by ``app.writing``'s thread and looked at by any number of others. Knows the records and
 the token view's encoding; no engine, no page.
 """
 

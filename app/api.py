@@ -22,7 +22,8 @@ from typing import Any
 
 import gradio as gr
 
-from app.conversation import Conversation, Desk, Refused
+from app.conversation import Conversation, Refused
+from app.desk import Desk
 from app.events import SIGN_OF_LIFE_EVERY, TICK
 from core.history import flatten_history
 from core.records import Settings

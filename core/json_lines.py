@@ -1,7 +1,7 @@
 """Rounds and replies as lines of strict JSON, under the record's names.
 
-One object a line: each round (``"type": "round"``), then the reply (``"type": "reply"``), with the field names
-of ``core.records`` and ``core.metrics``, which are the database's; undefined figures are null.
+One object a line: each round (``"type": "round"``), then the reply (``"type": "reply"``), with the field
+names of ``core.records`` and ``core.metrics``, which are the database's; undefined figures are null.
 """
 
 from __future__ import annotations

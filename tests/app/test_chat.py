@@ -11,7 +11,8 @@ import pytest
 from app import zero_gpu
 from app.answer import Answer
 from app.chat import Chat, status
-from app.conversation import FIRST, Desk
+from app.conversation import FIRST
+from app.desk import Desk
 from app.loading import Loader, LoadingState
 from app.settings_panel import SettingsPanel
 from app.sheet import READ
