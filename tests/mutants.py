@@ -186,9 +186,9 @@ MUTANTS = [
     ),
     Mutant(
         "a node sees every row before it",
-        "models/decoder.py",
-        "mask[row, start:] = mask[parent, start:]",
-        "mask[row, start : start + row] = 0",
+        "models/tree_walk.py",
+        "tree[first:end, : parent + 1] = tree[parent, : parent + 1]",
+        "tree[first:end, : parent + 1] = 0",
     ),
     Mutant(
         "a branch is not laid over the one before",
@@ -242,8 +242,8 @@ MUTANTS = [
     Mutant(
         "a tree takes one place past the context",
         "rounds.py",
-        "places >= target.tree_room(caches.cache)",
-        "places > target.tree_room(caches.cache)",
+        "places >= target.tree_room(cache)",
+        "places > target.tree_room(cache)",
     ),
     Mutant(
         "a refused end of text ends the reply",
