@@ -428,9 +428,7 @@ class Decoder:
         """Appends ``ids`` and gives the logits after each, (len(ids), head rows) float32 on the CPU."""
         return self.device_logits(ids, cache).cpu()
 
-    def device_tree_logits(
-        self, ids: torch.Tensor, parents: Sequence[int], cache: KVCache
-    ) -> torch.Tensor:
+    def device_tree_logits(self, ids: torch.Tensor, parents: Sequence[int], cache: KVCache) -> torch.Tensor:
         """``device_logits`` of a tree, whose ``parents`` are those of ``forward``."""
         return self.head(self.forward(ids, cache, parents)).float()
 
