@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from core.batched import Rows, draw
-from core.batched import _largest as largest
+from core.device_rule import Rows, draw, largest
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,22 @@ def _padded(found: Candidates, width: int) -> Candidates:
     )
 
 
+def branch_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
+    """Of 1 + count * width ``rows`` of a tree the count + 1 that stand before its positions and behind the
+    last; all rows of a chain."""
+    return rows if width == 1 else torch.cat([rows[:1], rows[1::width]])
+
+
+def seen_along(seen: torch.Tensor, nodes: torch.Tensor, width: int) -> torch.Tensor:
+    """The ids before each of 1 + count * width rows (rows, n) bool, where ``seen`` (n,) came before all."""
+    rows, before = [seen[None]], seen[None]
+    for first in range(0, len(nodes), width):
+        ids = nodes[first : first + width, None]
+        rows.append(before.expand(width, -1).scatter(1, ids, True))
+        before = rows[-1][:1]
+    return torch.cat(rows)
+
+
 @dataclass(frozen=True, slots=True)
 class JudgedTree:
     """Of count * width nodes ``p``, ``q``, ``u`` and ``overlap`` (nodes,) float64, p and overlap being of
@@ -130,7 +145,7 @@ def judge_tree(
     """
     count = len(nodes) // width
     # What stands before each position, and behind the last: the rows of the first candidates.
-    before = torch.cat([p.p[:1], p.p[1::width]]).double()
+    before = branch_rows(p.p, width).double()
     q, ids, there = q.view(count, width, -1), nodes.view(count, width, 1), filled.view(count, width)
     left = before[:count]
     ps, qs, shared = [], [], []

@@ -8,8 +8,7 @@ import random
 import pytest
 import torch
 
-from core import batched as device_rule
-from core import device_tree
+from core import device_rule, device_tree
 from core.records import Fate, Settings
 from core.sampling import BadLogitsError, distributions
 from core.tree import along_branch, siblings, verify_tree
