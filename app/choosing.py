@@ -14,7 +14,9 @@ from core.models import card, checkpoint, memory
 from core.models.catalogue import CATALOGUE, Entry, fitting, spec
 from core.models.checkpoint import is_here
 from core.models.errors import LoadError
-from core.models.spec import ALONE, CUSTOM, EMBEDDED, PairSpec, SpecError, choose
+from core.models.flags import choose
+from core.models.sources import EMBEDDED, SpecError
+from core.models.spec import ALONE, CUSTOM, PairSpec
 
 FORMS = ("quantize", "draft_quantize", "device", "dtype")  # fields of PairSpec that say how a pair runs
 

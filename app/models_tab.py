@@ -21,15 +21,18 @@ from app.loading import LoadingRefused, LoadingState
 from app.masthead import loading_strip, precision, progress_strip
 from app.products_view import products
 from app.watching import watched
-from core.auto_k import MOST, AutoK, Costs
+from core.auto_k import MOST, AutoK
+from core.costs import Costs
 from core.drafters.names import title as drafter_title
-from core.models import Progress
+from core.machine.progress import Progress
+from core.models.asked import DEVICES, DTYPES, QUANTIZE
 from core.models.catalogue import CATALOGUE, Entry
 from core.models.checkpoint import Checkpoint
 from core.models.embedded import NAME
 from core.models.errors import LoadError
 from core.models.memory import OVERHEAD, free_bytes, gigabytes
-from core.models.spec import CUSTOM, DEVICES, DTYPES, EMBEDDED, QUANTIZE, PairSpec, SpecError
+from core.models.sources import EMBEDDED, SpecError
+from core.models.spec import CUSTOM, PairSpec
 from core.records import PairInfo
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gradio as gr
 
@@ -22,12 +21,10 @@ from app.events import AT_ONCE
 from app.loading import Loader
 from app.masthead import masthead
 from app.models_tab import ModelsTab
+from app.options import Options
 from app.place import place_of_record
 from app.settings_panel import SettingsPanel
 from core.store import Store
-
-if TYPE_CHECKING:
-    from app.launch import Options
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 WATCH_SECONDS, LOADING_SECONDS = 3.0, 0.4  # between looks at the loader, idle and while it loads

@@ -9,7 +9,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
-from core.models import Progress
+from core.machine.progress import Progress
 from core.models.heartbeat import heard
 
 END = object()

@@ -56,12 +56,14 @@ from core.bench_run import (
 from core.calibration import measure_again
 from core.chat import encode_chat
 from core.engine import Engine
-from core.models import Progress
+from core.machine.progress import Progress
 from core.models.errors import LoadError
+from core.models.flags import add_pair_arguments, pair_spec
 from core.models.heartbeat import heard
 from core.models.load import load_pair
 from core.models.pair import Pair
-from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
+from core.models.sources import SpecError
+from core.models.spec import PairSpec, embedded_spec
 from core.prompts import Prompt, load_prompts
 from core.records import Settings
 from core.settings import MAX_DRAFT_TOKENS, VERIFIERS, SettingsError, parse_settings

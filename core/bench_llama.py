@@ -17,9 +17,10 @@ from pathlib import Path
 
 import torch
 
-from core.models.embedded import GGUF, WHEEL, home
+from core.home import home
+from core.models.embedded import GGUF, WHEEL
 from core.models.errors import LoadError
-from core.models.spec import EMBEDDED, source_kind
+from core.models.sources import EMBEDDED, source_kind
 
 TRIAL_SECONDS = 300  # for a file to be tried in
 # Arguments: the file, threads, layers on a card.

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from core.auto_k import Costs
 from core.bench_figures import (
     RIVALS,
     CaseFigures,
@@ -34,6 +33,7 @@ from core.bench_measured import (
     Way,
     shown,
 )
+from core.costs import Costs
 from core.intervals import FEW
 from core.metrics import summarize
 

@@ -35,7 +35,7 @@ from core.bench_measured import (
 )
 from core.chat import encode_chat
 from core.engine import Engine
-from core.models import Progress
+from core.machine.progress import Progress
 from core.models.pair import Pair
 from core.models.spec import PairSpec
 from core.prompts import Prompt, load_prompts

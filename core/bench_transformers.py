@@ -17,11 +17,13 @@ from pathlib import Path
 import torch
 import transformers
 
-from core.models import Progress, quantize
+from core.machine.progress import Progress
+from core.models import quantize
 from core.models.checkpoint import fetch, inspect
 from core.models.draft_file import load_draft, load_metadata
 from core.models.embedded import DRAFTS
-from core.models.spec import EMBEDDED, PairSpec, draft_folder
+from core.models.sources import EMBEDDED
+from core.models.spec import PairSpec, draft_folder
 from core.records import PairInfo
 
 Model = transformers.PreTrainedModel
@@ -76,7 +78,7 @@ def load(spec: PairSpec, info: PairInfo, say: Progress) -> tuple[Model, Model | 
 
 
 def load_model(source: str, form: str, device: str, say: Progress) -> Model:
-    """The model ``source`` names (``core.models.spec``), in ``form`` (``PairInfo``). Raises LoadError."""
+    """The model ``source`` names (``core.models.sources``), in ``form`` (``PairInfo``). Raises LoadError."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # peers use what transformers is about to rename
     checkpoint = fetch(inspect(source, say), say)

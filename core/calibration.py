@@ -26,13 +26,15 @@ from pathlib import Path
 
 import torch
 
-from core.auto_k import MOST, Costs
+from core.auto_k import MOST
+from core.costs import Costs
 from core.engine import Engine
+from core.home import home
 from core.kept import keep
-from core.models import Progress, silent
-from core.models.embedded import home, load_embedded
+from core.machine.progress import Progress, silent
 from core.models.errors import LoadError
 from core.models.heartbeat import heard
+from core.models.load import load_embedded
 from core.models.pair import CHOSEN, Pair
 from core.records import Settings
 from core.terminal import progress_printer

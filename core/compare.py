@@ -44,7 +44,9 @@ from core.compared import (
     with_replies,
 )
 from core.models.errors import LoadError
-from core.models.spec import SpecError, add_pair_arguments, embedded_spec, pair_spec
+from core.models.flags import add_pair_arguments, pair_spec
+from core.models.sources import SpecError
+from core.models.spec import embedded_spec
 from core.prompts import Prompt, load_prompts
 from core.records import Settings
 from core.settings import SettingsError, parse_integer, parse_settings

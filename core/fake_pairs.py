@@ -37,12 +37,12 @@ from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.fake_card import CUDA, Counts, FakeCard
+from core.models.asked import settled_form
 from core.models.catalogue import CATALOGUE, Entry
 from core.models.decoder import Decoder, DecoderShape
 from core.models.linear.forms import maker as form_maker
 from core.models.pair import Pair
 from core.models.quantize import maker
-from core.models.spec import settled_form
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import PairInfo, Settings
 from core.synthetic import NoText

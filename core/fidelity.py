@@ -27,10 +27,11 @@ from safetensors.torch import load_file
 from core.distill.__main__ import HELD_OUT
 from core.distill.corpus import FENCE, Chat, Corpus
 from core.drafters.base import Drafter
+from core.home import home
 from core.models import distilled, sizes
 from core.models.base import Scorer
 from core.models.draft_file import KINDS
-from core.models.embedded import DRAFTS, NAME, home, prepare_embedded
+from core.models.embedded import DRAFTS, NAME, prepare_embedded
 from core.models.errors import LoadError
 from core.models.kv_cache import DecoderShape
 from core.models.linear import evidence, forms

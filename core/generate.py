@@ -8,7 +8,7 @@
         [--pair NAME | --target MODEL [--draft MODEL]] [--quantize FORM] [--draft-quantize FORM]
         [--device NAME] [--dtype NAME]
 
-The last two lines choose the pair as ``app.py`` does (``core.models.spec``); without them, and without the
+The last two lines choose the pair as ``app.py`` does (``core.models.flags``); without them, and without the
 variables that stand for them, it is the embedded one. What is missing of a pair is downloaded without asking.
 
 ``--k auto`` chooses K before each round, by what passes cost on this machine (``core.calibration``, measured
@@ -45,11 +45,13 @@ from core.auto_k import MOST
 from core.chat import fit_chat, prompt_limit
 from core.domains import CHOICES
 from core.drafters.names import DRAFTERS, TREE_DRAFTERS
+from core.machine.progress import Progress
 from core.metrics import Figures, summarize
-from core.models import Progress
 from core.models.errors import LoadError
+from core.models.flags import add_pair_arguments, pair_spec
 from core.models.heartbeat import heard
-from core.models.spec import PairSpec, SpecError, add_pair_arguments, embedded_spec, pair_spec
+from core.models.sources import SpecError
+from core.models.spec import PairSpec, embedded_spec
 from core.plain import plain
 from core.records import EXACT_VERIFIERS, Fate, PairInfo, Reply, Round, Settings, Token, writes_exactly
 from core.settings import LOSSY, SettingsError, parse_settings

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from core.busy import BUSY, busy_percent
-from core.models import Progress, silent
+from core.machine.progress import Progress, silent
 
 CGROUP = Path("/sys/fs/cgroup")
 REPEATS = 5  # timings of the work with each number of threads; the least counts

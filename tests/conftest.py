@@ -34,13 +34,15 @@ import pytest
 
 import core  # noqa: F401  (sets how torch's threads wait, before torch is imported)
 
+from core.home import home  # isort: skip
 from core.models import embedded  # isort: skip
+from core.models.load import load_embedded  # isort: skip
 
 import torch  # isort: skip
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
-REAL_HOME = embedded.home()  # before any test has a REDLINE_HOME of its own
+REAL_HOME = home()  # before any test has a REDLINE_HOME of its own
 ATTEMPTS: list[str] = []  # outside connections attempted since the running test began
 
 
@@ -192,7 +194,7 @@ def embedded_pair(embedded_home: Path, embedded_folder: Path):
     """The pair the app runs, loaded once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REDLINE_HOME", str(embedded_home))
-        return embedded.load_embedded()
+        return load_embedded()
 
 
 @pytest.fixture(scope="session")

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.distill.corpus import Corpus, CorpusError
-from core.models import Progress
+from core.machine.progress import Progress
 from core.models.draft_file import KINDS
 from core.models.errors import LoadError, is_out_of_memory
 from core.models.heartbeat import heard
-from core.models.spec import EMBEDDED
+from core.models.sources import EMBEDDED
 from core.terminal import progress_printer, put_out, use_utf8
 
 HELD_OUT = Path(__file__).resolve().parents[2] / "data" / "heldout.npz"  # of the embedded target
@@ -119,8 +119,9 @@ def _run(options: argparse.Namespace, progress: Progress, lasting: Callable[[str
     from core.distill.synthesize import synthesize
     from core.distill.target import load_target
     from core.distill.train import Plan
+    from core.home import home
     from core.models import sizes
-    from core.models.embedded import home, prepare_embedded, target_fingerprint
+    from core.models.embedded import prepare_embedded, target_fingerprint
     from core.models.linear import evidence
     from core.store import default_path
 

@@ -23,7 +23,7 @@ from core.distill.kinds import Draft, feature_layers, make_draft
 from core.distill.lesson import Lessons, frequent_ids
 from core.distill.target import Target, features, features_path, hidden_states
 from core.distill.train import Plan, State, one_step, train
-from core.models import Progress, silent
+from core.machine.progress import Progress, silent
 from core.models.draft_file import check_target, load_draft, load_metadata, pack, unpack
 
 SAMPLE = 3  # held-out replies of each domain that a test measures again

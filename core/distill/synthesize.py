@@ -33,7 +33,7 @@ from transformers import AttentionInterface
 
 from core.chat import turn_markers
 from core.distill.corpus import Chat, Corpus, CorpusError, held_out
-from core.models import Progress, silent
+from core.machine.progress import Progress, silent
 from core.text import end_token_ids
 
 OPENINGS = Path(__file__).resolve().parents[2] / "data" / "openings.json"

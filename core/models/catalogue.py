@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.models.asked import settled_form
 from core.models.memory import OVERHEAD, Size, choose_dtype, gigabytes, needed_to_load, size_of
-from core.models.spec import EMBEDDED, PairSpec, SpecError, embedded_spec, settled_form
+from core.models.sources import EMBEDDED, SpecError
+from core.models.spec import PairSpec, embedded_spec
 
 PUBLISHED_BYTES = 2  # a weight, as all of these are published
 
@@ -39,7 +41,7 @@ class Model:
         return PUBLISHED_BYTES * (self.size.parameters + twice)
 
     def needed_to_load(self, form: str, device: str, draft: bool, dtype: str = "auto") -> int:
-        """The most bytes it takes on "cpu" or "cuda", in forms and types of ``core.models.spec``."""
+        """The most bytes it takes on "cpu" or "cuda", in forms and types of ``core.models.asked``."""
         bytes_16bit = 2 * self.size.parameters
         form = settled_form(form, device, draft, bytes_16bit)
         needed = needed_to_load(self.config, form, choose_dtype(dtype, device, bytes_16bit), device)

@@ -18,13 +18,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from core.models import Progress, hub, silent
+from core.machine.progress import Progress, silent
+from core.models import hub
 from core.models.embedded import NAME, checked_fingerprint, prepare_embedded
 from core.models.errors import LoadError
 from core.models.gguf_header import read_header
 from core.models.memory import gigabytes, size_of
 from core.models.rotary import Rotary
-from core.models.spec import Kind, SpecError, hub_id, source_kind
+from core.models.sources import Kind, SpecError, hub_id, source_kind
 from core.models.weights import ADAPTER, INDEX, WeightFile, combined, parameters_in, sha256, weight_names
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

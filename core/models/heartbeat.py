@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from core.models import Progress, silent
+from core.machine.progress import Progress, silent
 
 EVERY = 5  # seconds from one mention of the time to the next
 

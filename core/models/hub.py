@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.models import Progress, network
+from core.machine.progress import Progress
+from core.models import network
 from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 from core.models.memory import gigabytes
 from core.models.weights import WeightFile

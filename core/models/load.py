@@ -13,22 +13,17 @@ import logging
 import os
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.models import Progress, silent
-from core.models.embedded import load_embedded
+from core.machine.progress import Progress, silent
+from core.models.embedded import DRAFTS, checked_fingerprint, prepare_embedded
 from core.models.errors import LoadError, first_line, is_out_of_memory
+from core.models.flags import add_pair_arguments, pair_spec
 from core.models.heartbeat import heard
 from core.models.memory import release
-from core.models.spec import (
-    EMBEDDED,
-    PairSpec,
-    SpecError,
-    add_pair_arguments,
-    draft_folder,
-    embedded_spec,
-    pair_spec,
-)
+from core.models.sources import EMBEDDED, SpecError
+from core.models.spec import PairSpec, draft_folder, embedded_spec
 from core.terminal import progress_printer
 
 if TYPE_CHECKING:
@@ -51,6 +46,19 @@ def load_pair(spec: PairSpec, progress: Progress = silent) -> Pair:
     # Only now, when the exception that held on to half a pair is gone.
     release()
     raise LoadError(sentence)
+
+
+def load_embedded(progress: Progress = silent, draft: Path | None = None) -> Pair:
+    """The embedded pair, ready to run; prepares the target first where that has not been done.
+
+    ``draft`` is another draft for this target, a file or folder, in the place of the pair's own.
+    ``progress(sentence, fraction)`` is called from this thread; fraction is 0 to 1, or None where it
+    is not known. Raises LoadError.
+    """
+    from core.models.pair import build_embedded_pair  # imports torch: the page can be up before
+
+    folder = prepare_embedded(progress)
+    return build_embedded_pair(folder, DRAFTS, checked_fingerprint(folder, progress), progress, draft)
 
 
 def _load(spec: PairSpec, progress: Progress) -> Pair:

@@ -17,7 +17,8 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from core.models import Progress, memory, quantize, rotary
+from core.machine.progress import Progress
+from core.models import memory, quantize, rotary
 from core.models.by_layer import TABLE, Skeleton
 from core.models.decoder import Decoder
 from core.models.errors import LoadError, UnusableNumbers, first_line, is_out_of_memory

@@ -20,7 +20,7 @@ from core.models.errors import LoadError
 from core.models.key_blocks import PARTS, held_positions
 from core.models.processor import has_fast_bfloat16
 
-# Bytes for one weight of a linear layer, by form (``core.models.spec.QUANTIZE``). "nf4" with double
+# Bytes for one weight of a linear layer, by form (``core.models.asked.QUANTIZE``). "nf4" with double
 # quantisation is 4 bits + 8 bits for every 64 weights; the forms of the project keep a scale for every row or
 # group; the rest is for alignment and for what a kernel keeps beside them. "none" is as wide as the dtype.
 WEIGHT_BYTES = {"nf4": 0.55, "int4": 0.65, "llm-int8": 1.05, "int8": 1.1}
@@ -60,7 +60,7 @@ class Size:
     table: int
 
     def weights(self, form: str, dtype: str) -> int:
-        """Bytes of the weights in a form of ``spec.QUANTIZE`` but "auto"; ``dtype`` is of what stays wide."""
+        """Bytes of the weights in a form of ``asked.QUANTIZE`` but "auto"; ``dtype`` is what stays wide."""
         wide = DTYPE_BYTES[dtype]
         return round(self.linear * WEIGHT_BYTES.get(form, wide) + (self.parameters - self.linear) * wide)
 
@@ -121,7 +121,7 @@ def size_of(config: Mapping[str, object]) -> Size | None:
 
 def choose_dtype(asked: str, device: str, bytes_16bit: int | None) -> str:
     """The type ("float32", ...) of activations and of weights that are not quantised; ``asked`` is one of
-    ``core.models.spec.DTYPES``, ``bytes_16bit`` the size of a model's weights in 16 bits, None where unknown.
+    ``core.models.asked.DTYPES``, ``bytes_16bit`` a model's weights in 16 bits, None where unknown.
     """
     if asked != "auto":
         return asked

@@ -17,14 +17,16 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from core.auto_k import Costs
+from core.costs import Costs
 from core.drafters.base import Drafter, Drafting
 from core.drafters.names import DRAFTERS
 from core.drafters.untrained import makers
-from core.models import Progress, distilled, silent, sizes
+from core.home import home
+from core.machine.progress import Progress, silent
+from core.models import distilled, sizes
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
-from core.models.embedded import NAME, home
+from core.models.embedded import NAME
 from core.models.ends import end_ids
 from core.models.key_blocks import KEY_BLOCK
 from core.models.linear import evidence
@@ -32,7 +34,8 @@ from core.models.linear.findings import Found
 from core.models.linear.forms import in_two, maker, needs_rotation
 from core.models.rotation import Rotation
 from core.models.rows import row_dependence
-from core.models.spec import CUSTOM, EMBEDDED
+from core.models.sources import EMBEDDED
+from core.models.spec import CUSTOM
 from core.records import PairInfo, Settings
 from core.text import PromptError
 

@@ -13,13 +13,16 @@ from dataclasses import dataclass
 import torch
 import transformers
 
-from core.models import Progress, card, memory, quantize, rotary, silent
+from core.machine.progress import Progress, silent
+from core.models import card, memory, quantize, rotary
+from core.models.asked import quantize_flag
 from core.models.checkpoint import Checkpoint, inspect
 from core.models.decoder import lean_reason
 from core.models.errors import LoadError, first_line, is_out_of_memory, too_little_memory
 from core.models.linear.findings import Sizes
 from core.models.sizes import sizes_of
-from core.models.spec import EMBEDDED, PairSpec, draft_folder, quantize_flag
+from core.models.sources import EMBEDDED
+from core.models.spec import PairSpec, draft_folder
 from core.models.transformers_decoder import check_class, context_length
 
 LEAN_FORMS = {  # of the lean decoder
@@ -53,7 +56,7 @@ class Plan:
     tokenizer: transformers.PreTrainedTokenizerBase
     draft: bool
     device: str
-    form: str  # of ``core.models.spec.QUANTIZE``, but not "auto"
+    form: str  # of ``core.models.asked.QUANTIZE``, but not "auto"
     dtype: str
 
     @property

@@ -25,9 +25,11 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from core.models import Progress, card, silent
+from core.home import home
+from core.machine.progress import Progress, silent
+from core.models import card
+from core.models.asked import has_bitsandbytes, quantize_flag, settled_form
 from core.models.decoder import Decoder, Make
-from core.models.embedded import home
 from core.models.errors import LoadError
 from core.models.linear import (
     DenseLinear,
@@ -41,7 +43,6 @@ from core.models.linear import (
 from core.models.linear.findings import Sizes
 from core.models.memory import PACKED
 from core.models.sizes import EMBEDDED
-from core.models.spec import has_bitsandbytes, quantize_flag, settled_form
 
 BITSANDBYTES = {"nf4": "Linear4bit", "llm-int8": "Linear8bitLt"}  # form: bitsandbytes' class
 INT8_CARDS = (7, 5)  # from this compute capability on cards have the int8 products of bitsandbytes
@@ -92,7 +93,7 @@ def choose_form(
     sizes: Sizes = EMBEDDED,
     say: Progress = silent,
 ) -> str:
-    """The form ("none", "int8", "int4", "nf4", "llm-int8") that ``asked`` (``spec.QUANTIZE``) means here.
+    """The form ("none", "int8", "int4", "nf4", "llm-int8") that ``asked`` (``asked.QUANTIZE``) means here.
 
     ``bytes_16bit`` are the weights' in 16 bits, None where unknown; ``whole`` says that they are a GGUF
     file's and not for the lean decoder: transformers then unpacks the file and leaves it so. ``sizes`` are

@@ -15,7 +15,7 @@ from itertools import product
 
 import torch
 
-from core.models import Progress, silent
+from core.machine.progress import Progress, silent
 from core.models.base import Scorer
 from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH
 

@@ -15,8 +15,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from core.models import Progress
-from core.models.embedded import home
+from core.home import home
+from core.machine.progress import Progress
 from core.models.errors import LoadError
 
 SINGLE = "model.safetensors"  # what transformers looks for, in this order

@@ -6,7 +6,8 @@ import pytest
 
 from app.choosing import FORMS, chosen, needed_bytes
 from core.models.catalogue import CATALOGUE
-from core.models.spec import PairSpec, SpecError, embedded_spec
+from core.models.sources import SpecError
+from core.models.spec import PairSpec, embedded_spec
 
 AUTO = dict.fromkeys(FORMS, "auto")
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from app import launch
-from app.launch import LaunchError, choose_port, parse_options, settle_environment
+from app.launch import choose_port, settle_environment
+from app.options import LaunchError, parse_options
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,7 @@ from app.conversation import Desk
 from app.loading import Loader, LoadingState
 from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab, facts, question_about_own, running
 from core import calibration
-from core.auto_k import Costs
+from core.costs import Costs
 from core.models.catalogue import CATALOGUE
 from core.models.checkpoint import Checkpoint
 from core.models.errors import LoadError

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app import page
-from app.launch import parse_options
 from app.loading import Loader
+from app.options import parse_options
 from core.store import Store
 from tests.core import builders
 

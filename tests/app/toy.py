@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from core.auto_k import Costs
+from core.costs import Costs
 from core.domains import DomainTracker
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
 from core.text import PromptError

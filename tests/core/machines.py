@@ -22,12 +22,12 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from core.models import load, memory, plan, quantize
-from core.models import spec as core_spec
+from core.models import asked, load, memory, plan, quantize
 from core.models.catalogue import CATALOGUE
 from core.models.checkpoint import Checkpoint
 from core.models.errors import LoadError
-from core.models.spec import PairSpec, add_pair_arguments, embedded_spec, pair_spec
+from core.models.flags import add_pair_arguments, pair_spec
+from core.models.spec import PairSpec, embedded_spec
 
 DOCS = [
     Path(__file__).resolve().parents[2] / name for name in ("README.md", "docs/USING.md", "docs/SPACE.md")
@@ -95,7 +95,7 @@ def on(machine: Machine) -> Iterator[None]:
         for module in (memory, plan.memory):
             patch.setattr(module, "free_bytes", lambda device: free[device])
         patch.setattr(quantize, "best_form", lambda form, *_: form)
-        patch.setattr(core_spec, "has_bitsandbytes", lambda: True)
+        patch.setattr(asked, "has_bitsandbytes", lambda: True)
         patch.setattr(quantize, "has_bitsandbytes", lambda: True)
         patch.setattr(plan, "inspect", lambda source, say: _checkpoint(source))
         patch.setattr(plan, "_config", lambda found: _transformers_config(found.config))

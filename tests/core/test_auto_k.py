@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from core.auto_k import PROBE_AFTER, AutoK, Costs
+from core.auto_k import PROBE_AFTER, AutoK
+from core.costs import Costs
 from core.engine import Engine
 from core.metrics import expected_tokens
 from core.records import Fate, Settings, Token

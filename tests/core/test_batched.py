@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from core import device_rule, sampling
-from core.auto_k import Costs
 from core.batched import Batched, Lookahead
 from core.bench_synthetic import Watch
+from core.costs import Costs
 from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
 from core.drafters.ngram import NgramDrafter

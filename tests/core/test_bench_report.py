@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from core.auto_k import Costs
 from core.bench_measured import (
     PLAIN,
     TRANSFORMERS,
@@ -21,6 +20,7 @@ from core.bench_measured import (
     shown,
 )
 from core.bench_report import Report, as_json, as_text, table
+from core.costs import Costs
 from tests.core.test_bench_figures import sample
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from core import calibration
-from core.auto_k import AutoK, Costs
-from core.models.embedded import home
+from core.auto_k import AutoK
+from core.costs import Costs
+from core.home import home
 from tests.core.test_decoder import pair_of
 from tests.core.tiny import as_decoder, tiny_llama
 

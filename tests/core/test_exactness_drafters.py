@@ -9,8 +9,8 @@ from itertools import product
 import pytest
 import torch
 
-from core.auto_k import Costs
 from core.chat import encode_chat
+from core.costs import Costs
 from core.drafters.auto import AutoDrafter
 from core.drafters.early_exit import EarlyExitDrafter
 from core.drafters.ngram import NgramDrafter

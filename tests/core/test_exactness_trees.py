@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 import torch
 
-from core.auto_k import Costs
+from core.costs import Costs
 from core.engine import Engine
 from core.models.pair import Pair
 from core.records import Fate, Settings

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from core import calibration
-from core.auto_k import Costs
 from core.chat import NO_TEMPLATE, PLAIN_STOP, fit_chat
+from core.costs import Costs
 from core.engine import Engine
 from core.generate import InputError, json_line, main, parse_request, read_messages, reply_row, round_row
 from core.metrics import FIGURE_NAMES

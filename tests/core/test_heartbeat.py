@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from core.models import silent
+from core.machine.progress import silent
 from core.models.heartbeat import Heartbeat, heard
 
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from core.models import quantize
-from core.models import spec as core_spec
+from core.models import asked, quantize
 from core.models.decoder import Decoder
 from core.models.errors import LoadError
 from core.models.linear.forms import maker
@@ -52,7 +51,7 @@ def test_on_a_card(asked, size, draft, chosen):
 
 def test_auto_never_promises_what_cannot_be_had(monkeypatch):
     assert choose_form("auto", "cuda", False, 14 * GB, whole=True) == "none"
-    monkeypatch.setattr(core_spec, "has_bitsandbytes", lambda: False)
+    monkeypatch.setattr(asked, "has_bitsandbytes", lambda: False)
     assert choose_form("auto", "cuda", False, 14 * GB) == "none"
     monkeypatch.setattr(quantize, "best_form", lambda form, *_: "float32")
     assert choose_form("auto", "cpu", False, GB) == "none"

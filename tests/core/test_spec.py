@@ -9,17 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from core.models.asked import automatic_form
 from core.models.catalogue import CATALOGUE
-from core.models.spec import (
-    PairSpec,
-    SpecError,
-    add_pair_arguments,
-    automatic_form,
-    embedded_spec,
-    hub_id,
-    pair_spec,
-    source_kind,
-)
+from core.models.flags import add_pair_arguments, pair_spec
+from core.models.sources import SpecError, hub_id, source_kind
+from core.models.spec import PairSpec, embedded_spec
 
 ROOT = Path(__file__).resolve().parents[2]
 QWEN = CATALOGUE["qwen2.5-7b"]

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast  # noqa: F401  (what it lacks is told at once, not at the end)
 
 from core.engine import Engine
-from core.models.embedded import load_embedded
+from core.models.load import load_embedded
 from core.models.pair import Pair
 from core.records import Settings
 

@@ -30,7 +30,8 @@ import torch
 
 from core.busy import BUSY, Others, busy_percent
 from core.kept import keep
-from core.models import Progress, processor, silent
+from core.machine.progress import Progress, silent
+from core.models import processor
 from core.models.linear import forms
 from core.models.linear.checks import HOPELESS, attends_alike, check, hard_weight, reads_alike
 from core.models.linear.findings import FLOAT, TYPICAL, WORTH, Evidence, Found, Sizes, typical

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 import torch.nn.functional as F
 
-from core.models import Progress
+from core.machine.progress import Progress
 from core.models.linear import forms
 from core.models.linear.findings import ROWS, Evidence, Sizes
 from core.models.linear.forms import maker

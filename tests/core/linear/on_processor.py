@@ -37,7 +37,7 @@ def main() -> None:
     from core.distill.corpus import Chat
     from core.engine import Engine
     from core.fidelity import FLOAT, fidelity, load_weights
-    from core.models.embedded import load_embedded
+    from core.models.load import load_embedded
     from core.models.memory import choose_dtype
     from core.records import Settings
 
