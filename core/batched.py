@@ -16,31 +16,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, pairwise
 
 import torch
 from torch.nn import functional as F
 
-from core.device_figures import COLUMNS, ChainRound, TreeRound, unpacked
-from core.device_rule import Rows, distributions, draw, judge
-from core.device_tree import branch_rows, judge_tree, seen_along
+from core.device_figures import ChainRound, TreeRound, entropy, packed, unpacked
+from core.device_rule import Rows, distributions, judge
+from core.device_tree import Candidates, branch_rows, judge_tree, seen_along, seen_behind, siblings
 from core.drafters.auto import AutoDrafter, Both
-from core.drafters.base import Drafter
-from core.drafters.model import ModelDrafter
+from core.drafters.base import Drafter, Step
 from core.drafters.names import TREE_DRAFTERS
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import SUCCESSORS, RecyclingDrafter, likeliest
 from core.models.base import Cache
 from core.models.pair import Pair
-from core.models.rows import along_a_branch
+from core.models.tree_walk import along_a_branch
 from core.records import EXACT_VERIFIERS, Settings
 from core.reuse import Kept
 from core.rounds import Played, Uniform, tree_width
-from core.sampling import TOP
 
 CERTAIN = (NgramDrafter, RecyclingDrafter)  # draw nothing: what they propose is known before a round
-_TINY = torch.finfo(torch.float32).tiny
 
 
 class Lookahead:
@@ -95,6 +92,24 @@ class Turn:
         return (0 if self.certain else self.drafts) + tests + 1
 
 
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """A round's drafts on the device, the places of a tree one position after the other: ``ids`` (n,), ``q``
+    and ``soft`` (n, columns of the draft) as the ``Proposal`` of each has them, and which of them are
+    ``usable`` (n,) bool: in a tree, which there are.
+
+    ``taken`` () draws went into a tree's. ``seen`` (1 + n, vocabulary) bool are the ids before each row of
+    the target, None where nothing asks for them.
+    """
+
+    ids: torch.Tensor
+    q: torch.Tensor
+    soft: torch.Tensor
+    usable: torch.Tensor
+    taken: torch.Tensor
+    seen: torch.Tensor | None
+
+
 class Batched:
     """Plays the rounds of one reply (``core.rounds.Way``) on the device of the pair's models."""
 
@@ -114,18 +129,17 @@ class Batched:
             self._seen = torch.zeros(pair.target.vocabulary, dtype=torch.bool, device=self._device)
 
     @staticmethod
-    def suits(pair: Pair, verifier: str = "token", tree_width: int = 1) -> bool:
-        """Whether all models are on one CUDA card and can be fed from there, with a draft that is a model, or
-        known before a round, or either. Lossy rules and trees go step by step."""
+    def suits(pair: Pair, verifier: str = "token") -> bool:
+        """Whether all models are on one CUDA card and can be fed from there. Lossy rules go step by step."""
         if verifier not in EXACT_VERIFIERS:
             return False
         models, drafter = [pair.target], pair.drafter
         if isinstance(drafter, AutoDrafter):
             drafter = drafter.other
-        if isinstance(drafter, ModelDrafter):
-            models.append(drafter.model)
-        elif drafter is not None and not isinstance(drafter, CERTAIN):
-            return False
+        if drafter is not None and not isinstance(drafter, CERTAIN):
+            if not hasattr(drafter, "device_steps"):
+                return False
+            models += drafter.device_models
         devices = {getattr(model, "device", None) for model in models}
         (device, *others) = devices
         able = all(hasattr(model, "device_logits") for model in models)
@@ -153,19 +167,16 @@ class Batched:
         width = tree_width(self._settings, self._target, count, caches.cache)
         if isinstance(drafter, AutoDrafter):
             drafter, state, count = drafter.turn(ids, count, state)
-        if width > 1 and drafter.name in TREE_DRAFTERS:
+        tree = width > 1 and drafter.name in TREE_DRAFTERS
+        if tree and isinstance(drafter, CERTAIN):
             positions = drafter.tree(ids, count, width, state)
-            width = max(map(len, positions), default=1)
-            places = [(*found, *[None] * (width - len(found))) for found in positions]
-            known = [id for found in places for id in found]
-            filled = [id is not None for id in known]
-            return Turn(
-                drafter, state, len(positions), [id or 0 for id in known], width, filled, by_token=True
-            )
+            places = [id for found in positions for id in (*found, *[None] * (width - len(found)))]
+            known, filled = [id or 0 for id in places], [id is not None for id in places]
+            return Turn(drafter, state, len(positions), known, width if known else 1, filled, by_token=True)
         if isinstance(drafter, CERTAIN):
             known = drafter.chain(ids, count, state)
             return Turn(drafter, state, len(known), known)
-        return Turn(drafter, state, count)
+        return Turn(drafter, state, drafter.reach(ids, count), width=width if tree else 1, by_token=tree)
 
     def launch(
         self, ids: Sequence[int], turn: Turn, caches: Kept, clock: _Clock | None = None
@@ -175,7 +186,7 @@ class Batched:
         Waits for nothing, however far the device has got.
         """
         clock = clock or _Clock(self._device)
-        unread = list(ids[turn.state.length :]) if turn.count and not turn.certain else []
+        unread = list(turn.drafter.unread(ids, turn.state)) if turn.count and not turn.certain else []
         unmarked = list(ids[self._marked :]) if self._seen is not None else []
         known = turn.known or []
         filled = turn.filled or []
@@ -186,22 +197,21 @@ class Batched:
         if self._seen is not None:
             self._seen.index_fill_(0, unmarked.long(), True)
             self._marked = len(ids)
-        if turn.certain:
-            drafts, qs, seen = self._certain(known.long(), turn.width, filled)
+        if turn.certain or not turn.count:
+            drafts = self._certain(known.long(), turn.width, filled)
         else:
-            drafts, qs, seen = self._draft(unread.long(), turn, draws)
+            with turn.drafter.device_steps(ids, turn.count, turn.state, caches.cache) as step:
+                drafts = self._drawn(step, unread.long(), turn, draws)
         clock.mark("drafted")
-        block = torch.cat([last.long(), drafts])
+        block = torch.cat([last.long(), drafts.ids])
         if turn.width > 1:
             parents = along_a_branch(turn.count, turn.width)
             raw = self._target.device_tree_logits(block, parents, caches.cache)
         else:
             raw = self._target.device_logits(block, caches.cache)
         clock.mark("scored")
-        if seen is not None:
-            seen = seen[:, : raw.shape[-1]]
-        p = distributions(raw, self._settings, seen)
-        figures = self._judge(raw, p, drafts, qs, draws, turn)
+        seen = None if drafts.seen is None else drafts.seen[:, : raw.shape[-1]]
+        figures = self._judge(raw, distributions(raw, self._settings, seen), drafts, draws, turn)
         if self._learner is None:
             return figures
         return torch.cat([likeliest(raw).double().flatten(), figures])
@@ -229,41 +239,53 @@ class Batched:
         block = self._settings.verifier == "block" and not turn.by_token
         return ChainRound.unpacked(numbers, turn.count, block, turn.certain)
 
-    def _certain(
-        self, drafts: torch.Tensor, width: int, filled: torch.Tensor
-    ) -> tuple[torch.Tensor, list[Rows], torch.Tensor | None]:
-        """As ``_draft``, of drafts (count,) that were not drawn: q is 1 at each."""
-        q = torch.zeros(len(drafts), self._target.vocabulary, device=self._device)
-        q.scatter_(1, drafts[:, None], 1.0)
-        usable = torch.ones(len(drafts), dtype=torch.bool, device=self._device) if width == 1 else filled > 0
-        rows = [Rows(q, q, usable, usable.float())] if len(drafts) else []
-        return drafts, rows, None if self._seen is None else seen_along(self._seen, drafts, width)
+    def _certain(self, ids: torch.Tensor, width: int, filled: torch.Tensor) -> Drafts:
+        """Drafts (n,) that were not drawn: q is 1 at each."""
+        q = torch.zeros(len(ids), self._target.vocabulary, device=self._device)
+        q.scatter_(1, ids[:, None], 1.0)
+        usable = torch.ones(len(ids), dtype=torch.bool, device=self._device) if width == 1 else filled > 0
+        seen = None if self._seen is None else seen_along(self._seen, ids, width)
+        return Drafts(ids, q, q, usable, torch.zeros((), dtype=torch.int64, device=self._device), seen)
 
-    def _draft(
-        self, ids: torch.Tensor, turn: Turn, draws: torch.Tensor
-    ) -> tuple[torch.Tensor, list[Rows], torch.Tensor | None]:
-        """``count`` drafts (count,), the rows each was drawn from (1, width), and the ids seen before each
-        position of the block (count + 1, vocabulary), None where nothing asks for them.
+    def _drawn(self, step: Step, ids: torch.Tensor, turn: Turn, draws: torch.Tensor) -> Drafts:
+        """Drafts by a drafter's steps, the first of which reads ``ids``.
 
         What follows a row that is not usable does not count and is drawn all the same.
         """
-        drafts, rows = [ids.new_empty(0)], []
-        before = [] if self._seen is None else [self._seen]
-        for step in range(turn.count):
-            drafter, head = turn.drafter, self._head
-            readable = ids.masked_fill(ids >= drafter.model.readable_ids, 0)
-            logits = drafter.model.device_logits(readable, turn.state)[-1:, : drafter.width]
-            seen = None
-            if before:
-                seen = before[-1][: logits.shape[-1]] if head is None else before[-1].index_select(0, head)
-            rows.append(distributions(logits, self._settings, seen))
-            ids = draw(rows[-1].p, draws[step : step + 1])
-            if head is not None:
-                ids = head.index_select(0, ids)
-            drafts.append(ids)
-            if before:
-                before.append(before[-1].index_fill(0, ids, True))
-        return torch.cat(drafts), rows, torch.stack(before) if before else None
+        found: list[Candidates] = []
+        nodes, seen = [], [] if self._seen is None else [self._seen[None]]
+        usable, taken = None, draws.new_zeros((), dtype=torch.int64)
+        places = torch.arange(turn.width, device=self._device)
+        for position in range(turn.count):
+            logits, before = step(ids), None
+            if seen:
+                before = seen[-1][0]
+                before = (
+                    before[: logits.shape[-1]] if self._head is None else before.index_select(0, self._head)
+                )
+            row = distributions(logits, self._settings, before)
+            if turn.width == 1:  # each position has its draw, whatever the one before was worth
+                found.append(siblings(row, 1, draws[position : position + 1], False))
+            else:
+                usable = row.usable if usable is None else usable & row.usable
+                at = draws.gather(0, taken + places)
+                new = siblings(row, turn.width, at, self._settings.temperature == 0)
+                found.append(replace(new, filled=new.filled & usable))
+                taken = taken + new.drawn * usable[0]
+            nodes.append(found[-1].ids)
+            if self._head is not None:
+                nodes[-1] = self._head.index_select(0, nodes[-1])
+            if seen:
+                seen.append(seen_behind(seen[-1], nodes[-1]))
+            ids = nodes[-1][:1]
+        return Drafts(
+            torch.cat(nodes),
+            torch.cat([new.q for new in found]),
+            torch.cat([new.soft for new in found]),
+            torch.cat([new.filled for new in found]),
+            taken,
+            torch.cat(seen) if seen else None,
+        )
 
     def _wide(self, q: torch.Tensor, width: int, certain: bool) -> torch.Tensor:
         """The draft's probabilities (n, its width) over the target's ids, (n, width)."""
@@ -272,40 +294,28 @@ class Batched:
         return q.new_zeros(len(q), width).index_copy_(1, self._head, q)
 
     def _judge(
-        self,
-        raw: torch.Tensor,
-        p: Rows,
-        drafts: torch.Tensor,
-        rows: list[Rows],
-        draws: torch.Tensor,
-        turn: Turn,
+        self, raw: torch.Tensor, p: Rows, drafts: Drafts, draws: torch.Tensor, turn: Turn
     ) -> torch.Tensor:
-        """Judges the block and packs its figures; ``raw`` (K + 1, width) are the target's logits."""
-        k, width, certain = len(drafts), raw.shape[-1], turn.certain
-        if rows:
-            q = self._wide(torch.cat([row.p for row in rows]), width, certain)
-            same = self._settings.temperature or certain
-            soft = q if same else self._wide(torch.cat([row.soft for row in rows]), width, certain)
-            usable = torch.cat([row.usable for row in rows])
-        else:
-            q = soft = raw.new_empty(0, width)
-            usable = p.usable[:0]
+        """Judges the drafts and packs a round's figures; ``raw`` (1 + drafts, width) are the target's
+        logits."""
+        q = self._wide(drafts.q, raw.shape[-1], turn.certain)
+        same = drafts.soft is drafts.q or self._settings.temperature
+        soft = q if same else self._wide(drafts.soft, raw.shape[-1], turn.certain)
         if turn.width > 1:
-            taken = torch.zeros((), dtype=torch.int64, device=raw.device)
-            judged = judge_tree(p, q, drafts, usable, draws, taken, turn.width)
-            own_row, h = judged.row, torch.zeros_like(judged.u)
+            judged = judge_tree(p, q, drafts.ids, drafts.usable, draws, drafts.taken, turn.width)
+            row, h = judged.row, torch.zeros_like(judged.u)
         else:
-            drafted = usable.long().cumprod(0).sum()
+            drafted = drafts.usable.long().cumprod(0).sum()
             rule = "token" if turn.by_token else self._settings.verifier
-            judged = judge(p, q, drafts, drafted, draws, rule, certain)
-            own_row, h = judged.kept[None], judged.h
+            judged = judge(p, q, drafts.ids, drafted, draws, rule, turn.certain)
+            row, h = judged.kept[None], judged.h
         whole, before = raw.logsumexp(-1), branch_rows(raw, turn.width)[: turn.count]
-        asked = before.gather(1, drafts.view(turn.count, turn.width))
+        asked = before.gather(1, drafts.ids.view(turn.count, turn.width))
         p_raw = (asked - branch_rows(whole, turn.width)[: turn.count, None]).exp().flatten()
-        own_logit = raw.index_select(0, own_row).gather(1, judged.own[:, None])[0]
+        own_logit = raw.index_select(0, row).gather(1, judged.own[:, None])[0]
         columns = {
-            "id": drafts,
-            "draft_usable": usable,
+            "id": drafts.ids,
+            "draft_usable": drafts.usable,
             "target_usable": p.usable,
             "largest": p.largest,
             "q": judged.q,
@@ -313,27 +323,12 @@ class Batched:
             "u": judged.u,
             "h": h,
             "overlap": judged.overlap,
-            "entropy_p": _entropy(p.p),
-            "entropy_q": _entropy(q),
+            "entropy_p": entropy(p.p),
+            "entropy_q": entropy(q),
             "p_raw": p_raw,
         }
-        table = torch.stack(
-            [F.pad(columns[name].double(), (0, k + 1 - len(columns[name]))) for name in COLUMNS]
-        )
-        tops = [part for rows in (p.soft, F.pad(soft, (0, 0, 0, 1))) for part in _top(rows)]
-        own = [own_row, judged.own, judged.own_p, judged.own_q, (own_logit - whole.gather(0, own_row)).exp()]
-        return torch.cat([part.double().flatten() for part in (table.T, *tops, *own)])
-
-
-def _entropy(p: torch.Tensor) -> torch.Tensor:
-    """Shannon entropies in nats of rows (n, width): (n,) float64."""
-    return -(p * p.clamp_min(_TINY).log()).sum(-1, dtype=torch.float64).clamp_max(0)
-
-
-def _top(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and values of the most likely entries of each row, (n, TOP) or fewer."""
-    values, ids = rows.topk(min(TOP, rows.shape[-1]))
-    return ids, values
+        own = [row, judged.own, judged.own_p, judged.own_q, (own_logit - whole.gather(0, row)).exp()]
+        return packed(columns, p.soft, soft, own)
 
 
 class _Clock:

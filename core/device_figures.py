@@ -6,10 +6,11 @@ Knows no model, no rule and no device.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn import functional as F
 
 from core.records import Fate
 from core.rounds import Drafted, Verdict, chain, outcome_figures
@@ -21,6 +22,31 @@ COLUMNS = (
     *("entropy_p", "entropy_q", "p_raw"),
 )
 OWN = ("kept", "id", "p", "q", "p_raw")  # and of what follows the table
+
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+def packed(
+    columns: Mapping[str, torch.Tensor], p: torch.Tensor, q: torch.Tensor, own: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """A round's figures as one float64 tensor: ``columns`` (rows or one less,) by name, of the tables ``p``
+    (rows, n) and ``q`` (rows - 1, n) the most likely entries, and ``own`` (1,) each, as in ``OWN``."""
+    count = len(p)
+    table = torch.stack([F.pad(columns[name].double(), (0, count - len(columns[name]))) for name in COLUMNS])
+    tops = [part for rows in (p, F.pad(q, (0, 0, 0, 1))) for part in _top(rows)]
+    return torch.cat([part.double().flatten() for part in (table.T, *tops, *own)])
+
+
+def entropy(p: torch.Tensor) -> torch.Tensor:
+    """Shannon entropies in nats of rows (n, width): (n,) float64."""
+    return -(p * p.clamp_min(_TINY).log()).sum(-1, dtype=torch.float64).clamp_max(0)
+
+
+def _top(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and values of the most likely entries of each row, (n, TOP) or fewer."""
+    values, ids = rows.topk(min(TOP, rows.shape[-1]))
+    return ids, values
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from core.device_rule import Rows, draw, largest
 @dataclass(frozen=True, slots=True)
 class Candidates:
     """For one position: ``ids`` (width,) as columns of the draft's rows, ``q`` and ``soft`` (width, n) as the
-    ``Proposal`` of each has them, ``filled`` (width,) bool; ``drawn`` () int64, how many took a draw."""
+    ``Proposal`` of each has them, ``filled`` (width,) bool; ``drawn``, one number, how many took a draw."""
 
     ids: torch.Tensor
     q: torch.Tensor
@@ -40,28 +40,24 @@ def siblings(row: Rows, width: int, draws: torch.Tensor, greedy: bool) -> Candid
 
     What comes of a row that is not usable is not filled.
     """
-    width_there = min(width, row.p.shape[-1])
-    if greedy:
-        found = _likeliest(row, width_there)
-    else:
-        found = _drawn(row, width_there, draws)
-    return found if width_there == width else _padded(found, width)
+    if width == 1:
+        return Candidates(draw(row.p, draws), row.p, row.soft, row.usable, row.usable)
+    there = min(width, row.p.shape[-1])
+    found = _likeliest(row, there) if greedy else _drawn(row, there, draws)
+    return found if there == width else _padded(found, width)
 
 
 def _drawn(row: Rows, width: int, draws: torch.Tensor) -> Candidates:
-    ids, qs, filled = [], [], []
-    q, there = row.p, row.usable
+    ids, qs, filled = [], [row.p], [row.usable]
     for place in range(width):
-        index = draw(q, draws[place : place + 1])
-        ids.append(index)
-        qs.append(q)
-        filled.append(there)
-        left = q.scatter(1, index[:, None], 0.0)
-        mass = left.sum(-1, keepdim=True)
-        there = there & (mass[:, 0] > 0)
-        q = torch.where(mass > 0, left / mass, left)
-    q, filled = torch.cat(qs), torch.cat(filled)
-    return Candidates(torch.cat(ids), q, q, filled, filled.sum())
+        ids.append(draw(qs[-1], draws[place : place + 1]))
+        if place < width - 1:
+            left = qs[-1].scatter(1, ids[-1][:, None], 0.0)
+            mass = left.sum(-1, keepdim=True)
+            filled.append(filled[-1] & (mass[:, 0] > 0))
+            qs.append(torch.where(mass > 0, left / mass, left))
+    q, there = torch.cat(qs), torch.cat(filled)
+    return Candidates(torch.cat(ids), q, q, there, there.sum())
 
 
 def _likeliest(row: Rows, width: int) -> Candidates:
@@ -100,12 +96,15 @@ def branch_rows(rows: torch.Tensor, width: int) -> torch.Tensor:
 
 def seen_along(seen: torch.Tensor, nodes: torch.Tensor, width: int) -> torch.Tensor:
     """The ids before each of 1 + count * width rows (rows, n) bool, where ``seen`` (n,) came before all."""
-    rows, before = [seen[None]], seen[None]
+    rows = [seen[None]]
     for first in range(0, len(nodes), width):
-        ids = nodes[first : first + width, None]
-        rows.append(before.expand(width, -1).scatter(1, ids, True))
-        before = rows[-1][:1]
+        rows.append(seen_behind(rows[-1], nodes[first : first + width]))
     return torch.cat(rows)
+
+
+def seen_behind(rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """As ``seen_along``, for the candidates ``ids`` (width,) that follow the first of ``rows``."""
+    return rows[:1].expand(len(ids), -1).scatter(1, ids[:, None], True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,7 @@ class Engine:
     def plays_batched(self, pair: Pair, settings: Settings) -> bool:
         if self._batched is not None:
             return self._batched
-        return Batched.suits(pair, settings.verifier, settings.tree_width)
+        return Batched.suits(pair, settings.verifier)
 
     @property
     def busy(self) -> bool:

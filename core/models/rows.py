@@ -17,6 +17,7 @@ import torch
 
 from core.machine.progress import Progress, silent
 from core.models.base import Scorer
+from core.models.tree_walk import along_a_branch
 from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH
 
 MOST_ROWS = MAX_DRAFT_TOKENS + 1
@@ -167,12 +168,6 @@ def row_dependence(
         # One by one: in float64 all rows of a large vocabulary take hundreds of megabytes.
         found = replace(found, trees=max(found.trees, *map(_difference, together, rows)))
     return found
-
-
-def along_a_branch(k: int, width: int) -> list[int]:
-    """The parents of a tree's rows, the root's own first: ``width`` children at each of ``k`` positions, the
-    first of which has children. The trees that drafters make are such."""
-    return [-1, *(1 + (depth - 1) * width if depth else 0 for depth in range(k) for _ in range(width))]
 
 
 def _shapes(scorer: Scorer, behind: int) -> list[tuple[int, int]]:

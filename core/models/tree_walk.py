@@ -33,6 +33,12 @@ def depths(parents: Sequence[int], start: int) -> list[int]:
     return found
 
 
+def along_a_branch(k: int, width: int) -> list[int]:
+    """The parents of a tree's rows, the root's own first: ``width`` children at each of ``k`` positions, the
+    first of which has children. The trees that drafters make are such."""
+    return [-1, *(1 + (depth - 1) * width if depth else 0 for depth in range(k) for _ in range(width))]
+
+
 def families(parents: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Runs of a tree's rows that follow the same one, as (first row, end)."""
     first = 0

@@ -39,7 +39,7 @@ def on_the_decoder(drafter: str) -> Pair:
     return pair
 
 
-DRAFTERS = ("recycling",)
+DRAFTERS = ("recycling", "eagle", "medusa")
 SHAPES = [(1, 2), (2, 4), (3, 3), (5, 2), (6, 4)]  # K and width
 
 
@@ -69,15 +69,18 @@ def test_trees_on_the_decoder(drafter, name):
         settings = dataclasses.replace(
             SETTINGS[name], seed=seed, num_draft_tokens=k, tree_width=width, max_new_tokens=12
         )
-        fates.update(token.fate for token in assert_alike(pair, settings, [3, 1, 2, 1, 2]))
-    assert {Fate.REJECTED, Fate.ACCEPTED} <= fates.keys()
+        # Products over other numbers of rows round otherwise.
+        tokens = assert_alike(pair, settings, [3, 1, 2, 1, 2], close=1e-5)
+        fates.update(token.fate for token in tokens)
+    wanted = {Fate.REJECTED, Fate.ACCEPTED} if settings.temperature else {Fate.REJECTED}
+    assert wanted <= fates.keys()  # random heads are never what the target thinks likeliest
 
 
 @pytest.mark.parametrize("reason", ["stop_string", "length", "eos_token"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_replies_end_alike_in_the_middle_of_a_tree(drafter, reason):
     """And what was read goes on in the next reply, with a tree of another width."""
-    changes = dict(stop=("a", "ee", "q")) if reason == "stop_string" else {}
+    changes = dict(stop=("a", "e", "q", "t", "u")) if reason == "stop_string" else {}
     pair, settings = on_the_decoder(drafter), Settings(temperature=1.0, max_new_tokens=11, **changes)
     if reason == "eos_token":
         pair = dataclasses.replace(pair, end_ids=frozenset({3, 7, 11}))
@@ -102,7 +105,7 @@ def test_a_tree_becomes_a_chain_near_the_end_of_the_context(drafter):
     pair = on_the_decoder(drafter)
     prompt = [i % 7 for i in range(pair.target.context_length - 20)]
     settings = Settings(temperature=1.0, num_draft_tokens=3, tree_width=4, max_new_tokens=64, seed=3)
-    tokens = assert_alike(pair, settings, prompt)
+    tokens = assert_alike(pair, settings, prompt, close=1e-5)
     assert sum(token.emitted_index is not None for token in tokens) == 20
 
 

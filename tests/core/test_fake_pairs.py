@@ -15,7 +15,7 @@ from core.records import Settings
 
 ENTRY = CATALOGUE["qwen2.5-7b"]
 DRAFTERS = ("plain", "model", "eagle", "medusa", "early-exit", "ngram", "recycling", "auto")
-ONE_WAIT = ("plain", "model", "ngram", "recycling", "auto")  # on the device: core.batched
+ONE_WAIT = ("plain", "model", "eagle", "medusa", "ngram", "recycling", "auto")  # on the device: core.batched
 
 
 def cut(config: dict, layers: int) -> dict:
@@ -71,11 +71,13 @@ def test_filters_cost_no_wait(bench, name, filters):
     assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
 
 
-@pytest.mark.parametrize(("width", "k"), [(2, 2), (3, 3)])
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize(("width", "k"), [(2, 2), (4, 3)])
 @pytest.mark.parametrize("name", fake_pairs.TREES)
-def test_trees(bench, name, width, k):
-    counts = bench.round(name, num_draft_tokens=k, tree_width=width)
-    assert counts.kinds["fill_"] > k * width, "each row's place in the mask of a tree"
+def test_trees_cost_no_wait_either(bench, name, width, k, filters):
+    """What a branch that stood leaves in the cache is brought together in the same round."""
+    counts = bench.round(name, num_draft_tokens=k, tree_width=width, **FILTERS[filters])
+    assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("form", ["nf4", "none"])
