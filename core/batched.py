@@ -98,15 +98,15 @@ class Drafts:
     and ``soft`` (n, columns of the draft) as the ``Proposal`` of each has them, and which of them are
     ``usable`` (n,) bool: in a tree, which there are.
 
-    ``taken`` () draws went into a tree's. ``seen`` (1 + n, vocabulary) bool are the ids before each row of
-    the target, None where nothing asks for them.
+    ``taken`` () draws went into a tree's; None of a chain. ``seen`` (1 + n, vocabulary) bool are the ids
+    before each row of the target, None where nothing asks for them.
     """
 
     ids: torch.Tensor
     q: torch.Tensor
     soft: torch.Tensor
     usable: torch.Tensor
-    taken: torch.Tensor
+    taken: torch.Tensor | None
     seen: torch.Tensor | None
 
 
@@ -245,7 +245,8 @@ class Batched:
         q.scatter_(1, ids[:, None], 1.0)
         usable = torch.ones(len(ids), dtype=torch.bool, device=self._device) if width == 1 else filled > 0
         seen = None if self._seen is None else seen_along(self._seen, ids, width)
-        return Drafts(ids, q, q, usable, torch.zeros((), dtype=torch.int64, device=self._device), seen)
+        taken = None if width == 1 else torch.zeros((), dtype=torch.int64, device=self._device)
+        return Drafts(ids, q, q, usable, taken, seen)
 
     def _drawn(self, step: Step, ids: torch.Tensor, turn: Turn, draws: torch.Tensor) -> Drafts:
         """Drafts by a drafter's steps, the first of which reads ``ids``.
@@ -254,8 +255,11 @@ class Batched:
         """
         found: list[Candidates] = []
         nodes, seen = [], [] if self._seen is None else [self._seen[None]]
-        usable, taken = None, draws.new_zeros((), dtype=torch.int64)
-        places = torch.arange(turn.width, device=self._device)
+        usable = taken = places = None  # of a tree
+        if turn.width > 1:
+            usable = torch.ones(1, dtype=torch.bool, device=self._device)
+            taken = torch.zeros((), dtype=torch.int64, device=self._device)
+            places = torch.arange(turn.width, device=self._device)
         for position in range(turn.count):
             logits, before = step(ids), None
             if seen:
@@ -267,7 +271,7 @@ class Batched:
             if turn.width == 1:  # each position has its draw, whatever the one before was worth
                 found.append(siblings(row, 1, draws[position : position + 1], False))
             else:
-                usable = row.usable if usable is None else usable & row.usable
+                usable = usable & row.usable
                 at = draws.gather(0, taken + places)
                 new = siblings(row, turn.width, at, self._settings.temperature == 0)
                 found.append(replace(new, filled=new.filled & usable))

@@ -11,6 +11,7 @@ import torch
 
 from core.bench_synthetic import Watch
 from core.drafters.auto import AutoDrafter
+from core.drafters.early_exit import EarlyExitDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.models.pair import Pair
@@ -20,6 +21,7 @@ from tests.core.toy_drafts import toy_drafts_pair
 from tests.core.toys import table, toy_pair
 
 REPEATING = [1, 2, 3, 4, 5, 6, 1, 2, 4, 3, 5, 6, 1, 2]
+LONG = [1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]  # a repeat that auto looks up
 
 
 def recycling_on_toys(seed: int = 0, auto: bool = False) -> Pair:
@@ -33,9 +35,13 @@ def recycling_on_toys(seed: int = 0, auto: bool = False) -> Pair:
 
 def on_the_decoder(drafter: str) -> Pair:
     """Whose cache is brought together behind a branch that stands."""
-    pair = toy_drafts_pair("eagle" if drafter == "recycling" else drafter)
+    pair = toy_drafts_pair("medusa" if drafter == "medusa" else "eagle")
     if drafter == "recycling":
         pair.drafter = RecyclingDrafter(pair.target.context_length)
+    elif drafter == "auto":
+        pair.drafter = AutoDrafter(pair.drafter, pair.target.context_length)
+    elif drafter == "early-exit":
+        pair.drafter = EarlyExitDrafter(pair.target, layers=2)
     return pair
 
 
@@ -62,18 +68,41 @@ def test_recycled_trees_under_every_filter(auto, name, verifier):
 
 
 @pytest.mark.parametrize("name", ["plain sampling", "all", "greedy"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_trees_on_the_decoder(drafter, name):
-    pair, fates = on_the_decoder(drafter), Counter()
-    for seed, (k, width) in enumerate(SHAPES):
+@pytest.mark.parametrize("drafter", [*DRAFTERS, "auto", "early-exit"])
+def test_trees_and_chains_on_the_decoder(drafter, name):
+    pair, fates, parents, by = on_the_decoder(drafter), Counter(), set(), set()
+    for seed, (k, width) in enumerate([*SHAPES, (3, 1), (6, 1)]):
         settings = dataclasses.replace(
-            SETTINGS[name], seed=seed, num_draft_tokens=k, tree_width=width, max_new_tokens=12
+            SETTINGS[name], seed=seed, num_draft_tokens=k, tree_width=width, max_new_tokens=10
         )
+        settings = dataclasses.replace(settings, verifier=("token", "block")[seed % 2])
         # Products over other numbers of rows round otherwise.
-        tokens = assert_alike(pair, settings, [3, 1, 2, 1, 2], close=1e-5)
+        tokens = assert_alike(pair, settings, LONG, close=1e-5)
         fates.update(token.fate for token in tokens)
+        parents |= {(k, width, token.parent) for token in tokens if token.drafted}
+        by |= {round_.drafter for round_ in play(pair, settings, True, LONG)[0]}
     wanted = {Fate.REJECTED, Fate.ACCEPTED} if settings.temperature else {Fate.REJECTED}
     assert wanted <= fates.keys()  # random heads are never what the target thinks likeliest
+    assert {(5, 2, 2), (3, 1, 1)} <= parents or drafter == "early-exit"  # which makes chains
+    assert by - {None} == ({"ngram", "eagle"} if drafter == "auto" else {drafter})
+
+
+@pytest.mark.parametrize("drafter", ["eagle", "medusa"])
+def test_bad_rows_of_a_draft_end_drafting_alike(drafter):
+    pair, reasons = on_the_decoder(drafter), set()
+    owner, name = (pair.drafter._model, "head") if drafter == "eagle" else (pair.drafter, "_score")
+    scored = getattr(owner, name)
+    # Where they are is for the row to say, however many are scored at once.
+    setattr(owner, name, lambda x: scored(x).masked_fill(x[:, :1] < -0.4, math.nan))
+    for seed, (k, width) in enumerate([*SHAPES, (4, 1)]):
+        settings = Settings(
+            temperature=1.0, seed=seed, num_draft_tokens=k, tree_width=width, max_new_tokens=10
+        )
+        assert_alike(pair, settings, close=1e-5)
+        rounds, _ = play(pair, settings, True)
+        reasons |= {(round_.num_draft_tokens_reason, round_.drafted > 0) for round_ in rounds}
+    short = pair.drafter.short(None)
+    assert {(short, True), (short, False)} <= reasons
 
 
 @pytest.mark.parametrize("reason", ["stop_string", "length", "eos_token"])
@@ -131,9 +160,10 @@ def test_bad_rows_of_the_target_end_a_reply_alike(bad):
     assert ends["error"] > 2
 
 
-def test_a_round_that_memory_broke_off_is_played_again_with_its_draws():
-    pair = recycling_on_toys(1)
-    settings = Settings(temperature=1.0, num_draft_tokens=4, tree_width=3, max_new_tokens=24)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_round_that_memory_broke_off_is_played_again_with_its_draws(drafter):
+    pair = on_the_decoder(drafter)
+    settings = Settings(temperature=1.0, num_draft_tokens=4, tree_width=3, max_new_tokens=16)
     wanted = play(pair, settings, True, REPEATING)[1].token_ids
     whole, calls = pair.target.device_tree_logits, []
 
