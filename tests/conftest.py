@@ -35,7 +35,7 @@ import pytest
 import core  # noqa: F401  (sets how torch's threads wait, before torch is imported)
 
 from core.home import home  # isort: skip
-from core.models import embedded  # isort: skip
+from core.models import embedded, rows  # isort: skip
 from core.models.load import load_embedded  # isort: skip
 
 import torch  # isort: skip
@@ -195,6 +195,20 @@ def embedded_pair(embedded_home: Path, embedded_folder: Path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REDLINE_HOME", str(embedded_home))
         return load_embedded()
+
+
+@pytest.fixture(autouse=True)
+def short_self_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that a test loads has its rows tested at the counts and trees that tell most, not at all 127:
+    that takes ten seconds a model. A test of the self-test asks for ``whole_self_test``."""
+    if "whole_self_test" not in request.fixturenames:
+        monkeypatch.setattr(rows, "COUNTS", rows.TELLING)
+        monkeypatch.setattr(rows, "TREES", rows.TELLING_TREES)
+
+
+@pytest.fixture
+def whole_self_test() -> None:
+    """Rows are tested at every count and in every tree."""
 
 
 @pytest.fixture(scope="session")

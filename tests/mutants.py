@@ -269,7 +269,7 @@ MUTANTS = [
     ),
     Mutant(
         "a plain reply is never the shown one",
-        "store.py",
+        "entries.py",
         "AND (kind != 'plain' OR number = 0)",
         "AND kind != 'plain'",
     ),

@@ -31,7 +31,7 @@ from core.models.linear.findings import Sizes
 from core.models.load_model import Model, load_model
 from core.models.pair import NO_DRAFT, Pair, warm_up
 from core.models.plan import Plan, check_memory, dtype_word, is_distilled, plan_models
-from core.models.rows import row_dependence
+from core.models.rows import self_test
 from core.models.sources import EMBEDDED
 from core.models.spec import PairSpec, draft_folder
 from core.models.transformers_decoder import (
@@ -55,9 +55,11 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
     models = [model for model, _ in loaded]
     for plan, (model, form) in zip(plans, loaded, strict=True):
         notes += _notes(plan, form, dtype_word(_embedding(model).dtype))
+        if (reason := getattr(model, "departed", None)) is not None:
+            notes.append(f"{plan.name} runs through transformers' own modules, which are slower: {reason}.")
     if not target.tokenizer.chat_template:
         notes.insert(0, NO_TEMPLATE)
-    exactness = row_dependence(models[0], say).sentence
+    exactness = self_test(models[0], say).sentence
     own, trained = _ways(spec, models, plans, [form for _, form in loaded], say)
     if is_distilled(spec) and device == "cuda" and own.drafter.name == ModelDrafter.name:
         notes.append("The distilled draft runs on the CPU, the target on the card.")

@@ -33,7 +33,7 @@ from core.models.linear import evidence
 from core.models.linear.findings import Found
 from core.models.linear.forms import in_two, maker, needs_rotation
 from core.models.rotation import Rotation
-from core.models.rows import row_dependence
+from core.models.rows import self_test
 from core.models.sources import EMBEDDED
 from core.models.spec import CUSTOM
 from core.records import PairInfo, Settings
@@ -136,9 +136,7 @@ def build_embedded_pair(
     trained = distilled.makers(files, lender, forms)
     own = trained.pop(name)()
     if not found.rows_tested:
-        # One layer has all kernels, attention and head included, in a fraction of the time. The rows end in
-        # two blocks of keys.
-        rows = row_dependence(target.beginning(1), progress, behind=KEY_BLOCK - 8)
+        rows = self_test(target, progress, behind=KEY_BLOCK - 8)  # which end in two blocks of keys
         found = replace(found, rows_tested=rows.whole, rows_note=rows.sentence)
         if found.rows_tested:
             evidence.remember(sizes.EMBEDDED, found, home())

@@ -103,6 +103,7 @@ def test_what_cannot_runs_through_transformers(family, form, tmp_path):
         pytest.importorskip("bitsandbytes")
     pair = load_pair(spec(write_model(tmp_path, family, 1), quantize=form))
     assert isinstance(pair.target, TransformersDecoder)
+    assert not any("own modules" in note for note in pair.notes)  # it was never to run elsewhere
 
 
 def test_lean_scores_that_differ_are_not_used(folder, monkeypatch, caplog):
@@ -114,6 +115,10 @@ def test_lean_scores_that_differ_are_not_used(folder, monkeypatch, caplog):
     pair = load_pair(spec(folder))
     assert isinstance(pair.target, TransformersDecoder)
     assert "scores tiny-llama otherwise than transformers" in caplog.text
+    said = (
+        "tiny-llama runs through transformers' own modules, which are slower: its scores came out otherwise."
+    )
+    assert said in pair.notes
 
 
 def test_a_copy_of_the_target_as_draft_is_always_right(folder):
@@ -530,7 +535,7 @@ def test_a_failing_draft_leaves_no_target_behind(tmp_path, folder, monkeypatch):
     assert caught.value and len(models) == 1 and models[0]() is None
 
 
-@pytest.mark.parametrize("where", ["row_dependence", "fingerprint", "inspect"])
+@pytest.mark.parametrize("where", ["self_test", "fingerprint", "inspect"])
 def test_whatever_fails_is_one_sentence_with_nothing_loaded(folder, monkeypatch, where, caplog):
     decoders, make = [], load_model.TransformersDecoder
 

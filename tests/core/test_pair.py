@@ -153,7 +153,7 @@ def test_rows_are_tested_once_for_the_forms_of_a_machine(monkeypatch, embedded_f
         tests.append(behind)
         return RowDependence(0.0, 1e-6)
 
-    monkeypatch.setattr("core.models.pair.row_dependence", dependence)
+    monkeypatch.setattr("core.models.pair.self_test", dependence)
     monkeypatch.setattr(evidence, "look", lambda sizes, **_: FLOATS)
     monkeypatch.setattr(evidence, "_found", {})
     notes = []

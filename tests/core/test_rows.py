@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from core.models import decoder as decoder_module
+from core.models import rows as rows_module
 from core.models.rows import (
     COUNTS,
     MOST_ROWS,
@@ -16,11 +17,14 @@ from core.models.rows import (
     RowDependence,
     along_a_branch,
     row_dependence,
+    self_test,
 )
 from core.models.tree_walk import depths
 from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import ToyDecoder, table
+
+pytestmark = pytest.mark.usefixtures("whole_self_test")
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def test_a_scale_shared_by_rows_is_noticed(decoder):
         return down((x / scale).round() * scale), None
 
     object.__setattr__(decoder.layers[0], "down", SimpleNamespace(unscaled=shared_scale))
-    found = row_dependence(decoder)
+    found = row_dependence(decoder, budget=0)
     assert found.later > 1e-6
     assert "depends on the tokens behind it" in found.sentence
 
@@ -175,3 +179,23 @@ def test_the_self_test_tells_how_far_it_is(budget):
     fractions = [fraction for _, fraction in said]
     assert fractions == sorted(fractions) and fractions[0] == 0 and 0.9 < fractions[-1] <= 1
     assert len(fractions) >= model.now  # before each pass
+
+
+def test_one_layer_tells_for_all_where_its_rows_are_independent(monkeypatch):
+    """The self-test of a model asks its first layer alone, and the whole model where that differs."""
+    asked, answers = [], {}
+
+    def dependence(scorer, say, budget=10.0, behind=8):
+        asked.append((scorer.shape.layers, budget))
+        return answers[scorer.shape.layers]
+
+    monkeypatch.setattr(rows_module, "row_dependence", dependence)
+    model = as_decoder(tiny_llama(1, layers=3))
+    answers[1] = RowDependence(0.0, 0.0, tested=(3, 16))
+    assert self_test(model) == answers[1] and [layers for layers, _ in asked] == [1]
+    answers.update({1: RowDependence(0.0, 1e-7), 3: RowDependence(0.0, 2e-7)})
+    assert self_test(model) == answers[3] and [layers for layers, _ in asked] == [1, 1, 3]
+    assert asked[-1][1] < asked[0][1]  # both together keep to the one budget
+    model = ToyDecoder(table(1, 26))  # has no layers
+    monkeypatch.undo()
+    assert self_test(model) == RowDependence(0.0, 0.0)

@@ -17,6 +17,7 @@ import pytest
 
 from core import store as store_module
 from core import stored
+from core import writer as writer_module
 from core.metrics import summarize
 from core.records import Reply, Settings
 from core.store import Store
@@ -40,8 +41,8 @@ def store(path):
 @pytest.fixture
 def impatient(monkeypatch):
     """Waits for locks only as long as it takes to find that they are there."""
-    monkeypatch.setattr(store_module, "BUSY_SECONDS", 0.01)
-    monkeypatch.setattr(store_module, "BUSY_SECONDS_IN_TROUBLE", 0.01)
+    monkeypatch.setattr(writer_module, "BUSY_SECONDS", 0.01)
+    monkeypatch.setattr(writer_module, "BUSY_SECONDS_IN_TROUBLE", 0.01)
 
 
 @contextlib.contextmanager
