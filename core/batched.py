@@ -77,7 +77,8 @@ class Turn:
 
     @property
     def certain(self) -> bool:
-        return self.known is not None
+        """Whether nothing is drawn to make the drafts; so also where there are none."""
+        return self.known is not None or not self.count
 
     @property
     def drafts(self) -> int:
@@ -186,7 +187,7 @@ class Batched:
         Waits for nothing, however far the device has got.
         """
         clock = clock or _Clock(self._device)
-        unread = list(turn.drafter.unread(ids, turn.state)) if turn.count and not turn.certain else []
+        unread = list(turn.drafter.unread(ids, turn.state)) if not turn.certain else []
         unmarked = list(ids[self._marked :]) if self._seen is not None else []
         known = turn.known or []
         filled = turn.filled or []
@@ -197,7 +198,7 @@ class Batched:
         if self._seen is not None:
             self._seen.index_fill_(0, unmarked.long(), True)
             self._marked = len(ids)
-        if turn.certain or not turn.count:
+        if turn.certain:
             drafts = self._certain(known.long(), turn.width, filled)
         else:
             with turn.drafter.device_steps(ids, turn.count, turn.state, caches.cache) as step:
