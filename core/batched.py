@@ -177,7 +177,8 @@ class Batched:
         if isinstance(drafter, CERTAIN):
             known = drafter.chain(ids, count, state)
             return Turn(drafter, state, len(known), known)
-        return Turn(drafter, state, drafter.reach(ids, count), width=width if tree else 1, by_token=tree)
+        count = drafter.reach(ids, count)
+        return Turn(drafter, state, count, width=width if tree and count else 1, by_token=tree)
 
     def launch(
         self, ids: Sequence[int], turn: Turn, caches: Kept, clock: _Clock | None = None

@@ -87,6 +87,14 @@ def test_trees_and_chains_on_the_decoder(drafter, name):
     assert by - {None} == ({"ngram", "eagle"} if drafter == "auto" else {drafter})
 
 
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_prompt_of_one_id_of_which_the_target_has_read_nothing(drafter):
+    """Medusa has nothing to look at then, and recycling no table: a tree of no positions is a plain round."""
+    settings = Settings(temperature=1.0, num_draft_tokens=3, tree_width=3, max_new_tokens=6)
+    tokens = assert_alike(on_the_decoder(drafter), settings, [3], close=1e-5)
+    assert (tokens[0].fate is Fate.PLAIN) == (drafter != "eagle")
+
+
 @pytest.mark.parametrize("drafter", ["eagle", "medusa"])
 def test_bad_rows_of_a_draft_end_drafting_alike(drafter):
     pair, reasons = on_the_decoder(drafter), set()
