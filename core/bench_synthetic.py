@@ -37,7 +37,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core import batched, sampling
+from core import device_rule, sampling
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
 from core.metrics import expected_tokens
@@ -188,7 +188,7 @@ def filters_differ(device: torch.device, width: int = 1000) -> float:
     seen[prefix] = True
     worst = 0.0
     for settings in _FILTERS:
-        found = batched.distributions(rows.to(device), settings, seen.to(device).expand_as(rows)).p.cpu()
+        found = device_rule.distributions(rows.to(device), settings, seen.to(device).expand_as(rows)).p.cpu()
         for row, logits in zip(found, rows, strict=True):
             p, _ = sampling.distributions(logits, settings, prefix)
             worst = max(worst, (row - p.over(torch.arange(width))).abs().max().item())
@@ -209,11 +209,11 @@ def verdicts_differ(device: torch.device, cases: int, width: int = 400, k: int =
         target = [sampling.Distribution(row) for row in p]
         *drafts, own = sampling.VERIFIERS[verifier](target.__getitem__, proposals, uniform)
         expected = (sum(outcome.fate is Fate.ACCEPTED for outcome in drafts), own.id)
-        rows = batched.Rows(p, p, torch.ones(k + 1, dtype=torch.bool), p.amax(1))
-        rows = batched.Rows(*(getattr(rows, name).to(device) for name in rows.__slots__))
+        rows = device_rule.Rows(p, p, torch.ones(k + 1, dtype=torch.bool), p.amax(1))
+        rows = device_rule.Rows(*(getattr(rows, name).to(device) for name in rows.__slots__))
         ids = torch.tensor([proposal.id for proposal in proposals], device=device)
         count = torch.tensor(k, device=device)
-        found = batched.judge(rows, q.to(device), ids, count, draws.to(device), verifier)
+        found = device_rule.judge(rows, q.to(device), ids, count, draws.to(device), verifier)
         differing += (found.kept.item(), found.own.item()) != expected
     return differing
 
@@ -265,8 +265,8 @@ def filters_depend(device: torch.device, width: int) -> float:
     rows = 3 * torch.randn(MOST + 1, width, generator=torch.Generator().manual_seed(3)).to(device)
     worst = 0.0
     for settings in _FILTERS[:-1]:
-        whole = batched.distributions(rows, settings).p
-        alone = torch.cat([batched.distributions(row[None], settings).p for row in rows])
+        whole = device_rule.distributions(rows, settings).p
+        alone = torch.cat([device_rule.distributions(row[None], settings).p for row in rows])
         worst = max(worst, (whole - alone).abs().max().item())
     return worst
 
@@ -320,7 +320,7 @@ def passes(pair: Pair, ids: Sequence[int], repeats: int) -> tuple[list[float], f
         return draft.device_logits(rows[:1], caches[1])
 
     def step() -> None:
-        batched.draw(batched.distributions(propose(), settings).p, u)
+        device_rule.draw(device_rule.distributions(propose(), settings).p, u)
 
     works = [lambda count=count: score(count) for count in range(1, MOST + 2)]
     *by_rows, draft_pass, draft_step = timed([*works, propose, step], device, repeats)

@@ -166,11 +166,14 @@ def _of_rounds(engine: Engine, ids: list[int], say: Progress, over: Callable[[],
         repeats = 1 if over() else REPEATS
         settings = Settings(temperature=1.0, num_draft_tokens=k, max_new_tokens=repeats * (k + 1))
         rounds = [r for r in engine.generate(ids, settings) if r.drafted == k]
+        if not rounds:  # a drafter that does not reach so far: more rows there will not be
+            verify.append(verify[-1])
+            continue
         verify.append(min(r.target_seconds for r in rounds))
         overhead = min(overhead, *(r.overhead_seconds for r in rounds))
         if k:
             draft = min(draft, *(r.draft_seconds / k for r in rounds))
-    return Costs(draft, tuple(accumulate(verify, max)), overhead)
+    return Costs(draft if draft < math.inf else 0.0, tuple(accumulate(verify, max)), overhead)
 
 
 def _name(pair: Pair) -> str:

@@ -33,7 +33,7 @@ from core.models.memory import release
 from core.models.pair import Pair
 from core.records import Fate, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
-from core.rounds import Played, Stepwise, Uniform, Verdict, Way, is_chain
+from core.rounds import Played, Stepwise, Uniform, Verdict, Way
 from core.sampling import BadLogitsError
 from core.text import PromptError
 from core.transcript import Piece, Transcript
@@ -109,7 +109,7 @@ class Engine:
     def plays_batched(self, pair: Pair, settings: Settings) -> bool:
         if self._batched is not None:
             return self._batched
-        return Batched.suits(pair, settings.verifier, settings.tree_width)
+        return Batched.suits(pair, settings.verifier)
 
     @property
     def busy(self) -> bool:
@@ -294,9 +294,9 @@ class _Loop:
             reason = self._drafter.short(caches.state(self._drafter))
             self.draft_failed |= reason == "draft_failed"
         tokens = self._commit(played)
-        if not is_chain(played.drafts):
+        if played.rows is not None:
             # Of a tree's rows the accepted ones are brought together, behind that of the last committed id.
-            path = [1 + token.index for token in tokens if token.fate is Fate.ACCEPTED]
+            path = [played.rows[token.index] for token in tokens if token.fate is Fate.ACCEPTED]
             caches.cache.keep(before, [0, *path])
         # Both models have read drafts that may not stand, and neither has read the last id.
         caches.crop(len(transcript.ids) - 1)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 import torch
 
-from core import batched
+from core import device_figures
 from core.drafters.auto import AutoDrafter
 from core.drafters.base import Drafter
 from core.drafters.eagle import EagleDrafter
@@ -213,14 +213,15 @@ def pair_of(target, drafter: Drafter | None) -> Pair:
 
 @dataclass
 class Script:
-    """What the host gets to see: rows of logits that are sure of ``ID``, and rounds of ``k`` drafts of which
-    all stand."""
+    """What the host gets to see: rows of logits that are sure of ``ID``, and rounds of ``k`` drafts, each the
+    first of ``width`` candidates, of which all stand."""
 
     k: int = 0
+    width: int = 1
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype == torch.float64 and tensor.dim() == 1:
-            return batched.all_kept(len(tensor), ID, self.k)
+            return device_figures.all_kept(len(tensor), ID, self.k, self.width)
         made = torch.zeros(tensor.shape, dtype=tensor.dtype)
         if tensor.is_floating_point() and tensor.dim() and tensor.shape[-1] > ID:
             made[..., ID] = SURE
@@ -230,7 +231,7 @@ class Script:
 def a_round(card: FakeCard, pair: Pair, settings: Settings) -> Counts:
     """What a round asks for, from its beginning to what is kept of it, once rounds have become alike."""
     settings = dataclasses.replace(settings, max_new_tokens=8 * (settings.num_draft_tokens + 1))
-    card.answer = Script(settings.num_draft_tokens if pair.drafter else 0)
+    card.answer = Script(settings.num_draft_tokens if pair.drafter else 0, settings.tree_width)
     generation = Engine(pair, cache_bytes=0).generate(PROMPT, settings)
     with contextlib.closing(generation):
         before = next(generation, None)

@@ -17,7 +17,9 @@ from typing import Protocol
 
 import torch
 
+from core.drafters.names import TREE_DRAFTERS
 from core.lossy import lossy
+from core.models.base import Cache, Scorer
 from core.models.pair import Pair
 from core.records import Settings
 from core.reuse import Kept
@@ -70,12 +72,15 @@ class Played:
 
     A caller that meets a terminal token stops iterating. The iterator raises BadLogitsError where it
     reaches a row of the target from which nothing can be drawn. Seconds are of the model passes.
+    ``rows`` say which row of the target's pass each draft was, that of the last committed id being the first;
+    None where they are a chain, in its order.
     """
 
     drafts: list[Drafted]
     verdicts: Iterator[Verdict]
     draft_seconds: float
     target_seconds: float
+    rows: Sequence[int] | None = None
 
     @property
     def positions(self) -> list[int]:
@@ -135,19 +140,19 @@ class Stepwise:
         self._broken_off = True  # until it is over
         start = time.perf_counter()
         target, drafter, proposals = self._pair.target, self._pair.drafter, []
+        settings, tree = self._settings, False
         if count:
-            state, settings = caches.state(drafter), self._settings
-            # Every node of a tree takes a place of the target's context until the round is over.
-            places = count * settings.tree_width
-            if not hasattr(target, "tree_logits") or places >= target.tree_room(caches.cache):
-                settings = replace(settings, tree_width=1)
+            state = caches.state(drafter)
+            settings = replace(settings, tree_width=tree_width(settings, target, count, caches.cache))
             proposals = drafter.draft(ids, count, settings, self._uniform, state, caches.cache)
+            tree = settings.tree_width > 1 and drafter.proposer(state) in TREE_DRAFTERS
         drafted = time.perf_counter()
-        block = [ids[-1], *(p.id for p in proposals)]
+        block, places = [ids[-1], *(p.id for p in proposals)], None
         if is_chain(proposals):
             rows = target.logits(block, caches.cache)
         else:
             parents = [-1, *(0 if p.parent is None else p.parent + 1 for p in proposals)]
+            tree, places = True, range(1, len(block))
             rows = target.tree_logits(block, parents, caches.cache)
         scored = time.perf_counter()
         if count:
@@ -155,12 +160,15 @@ class Stepwise:
         self._broken_off = False
         return Played(
             [Drafted(p.id, p.q.at(p.id), p.parent) for p in proposals],
-            self._verdicts(list(ids), proposals, rows),
+            self._verdicts(list(ids), proposals, rows, tree),
             drafted - start,
             scored - drafted,
+            places,
         )
 
-    def _verdicts(self, ids: list[int], proposals: list[Proposal], rows: torch.Tensor) -> Iterator[Verdict]:
+    def _verdicts(
+        self, ids: list[int], proposals: list[Proposal], rows: torch.Tensor, tree: bool
+    ) -> Iterator[Verdict]:
         targets: dict[int, tuple[Distribution, Distribution]] = {}
 
         def before(row: int) -> list[int]:
@@ -197,7 +205,7 @@ class Stepwise:
             proposal = proposals[index]
             return {"entropy_q": proposal.q.entropy(), "top_q": proposal.soft.top()}
 
-        for outcome in verifier(self._settings, proposals)(target, proposals, self._uniform):
+        for outcome in verifier(self._settings, tree)(target, proposals, self._uniform):
             row = outcome.position if outcome.row is None else outcome.row
             figures = outcome_figures(outcome) | of_row(row)
             figures["p_raw"] = raw(row, outcome.id)
@@ -206,11 +214,22 @@ class Stepwise:
             yield Verdict(outcome, figures)
 
 
-def verifier(settings: Settings, proposals: Sequence[Proposal]) -> Verify:
-    """The rule that judges ``proposals``: a tree is judged token by token whatever exact rule is set."""
+def tree_width(settings: Settings, target: Scorer, count: int, cache: Cache) -> int:
+    """How many candidates a position a round of ``count`` drafts has, where its drafter makes trees; 1 is a
+    chain."""
+    # Every node of a tree takes a place of the target's context until the round is over.
+    places = count * settings.tree_width
+    if not hasattr(target, "tree_logits") or places >= target.tree_room(cache):
+        return 1
+    return settings.tree_width
+
+
+def verifier(settings: Settings, tree: bool) -> Verify:
+    """The rule that judges a round's drafts: a tree is judged token by token whatever exact rule is set, also
+    where it came out as a chain."""
     if settings.verifier in LOSSY:
         return lossy(settings.verifier, settings.acceptance_threshold)
-    return VERIFIERS[settings.verifier] if is_chain(proposals) else verify_tree
+    return verify_tree if tree else VERIFIERS[settings.verifier]
 
 
 def outcome_figures(outcome: Outcome) -> dict[str, object]:

@@ -202,6 +202,14 @@ def _lowest(values: torch.Tensor, found: torch.Tensor, index: torch.Tensor, coun
     return torch.cat([above, equal]).sort().values
 
 
+def likeliest(p: Distribution, count: int) -> list[int]:
+    """Up to ``count`` ids, most likely first, of equal ones the lowest; none of probability 0."""
+    values = p.probabilities
+    index = torch.arange(len(values)) if count >= len(values) else _largest(values, count)
+    index = index[values[index].sort(descending=True, stable=True).indices]
+    return [p.id_of(i) for i in index.tolist() if values[i] > 0]
+
+
 def raw_probability(logits: torch.Tensor, token_id: int, total: torch.Tensor) -> float:
     """The probability of ``token_id`` at temperature 1 with no filter; ``logits`` (n,) float32, ``total``
     their ``logsumexp``."""

@@ -27,6 +27,7 @@ from core.sampling import (
     accepts,
     distributions,
     draw,
+    likeliest,
     overlap,
     residual,
     sample,
@@ -43,31 +44,27 @@ def siblings(
     """Up to ``count`` different candidates for one position, in the order they are to be tried in.
 
     ``q`` and ``soft`` are those of ``core.sampling.distributions``. Candidates are drawn from ``q`` without
-    replacement: each one's own q is what its elder siblings left. Where ``q`` is one id, as at temperature 0,
-    nothing can be drawn beside it, and the most likely ids of ``soft`` follow as one-hots.
+    replacement, with a draw each, also where it decides nothing: each one's own q is what its elder siblings
+    left. At temperature 0, where ``q`` is one id, the most likely ids of ``soft`` follow it as one-hots.
     """
-    if count == 1:  # a draw also where it decides nothing, as in ``core.batched``: a seed gives one reply
-        return [Proposal(sample(q, uniform()), q, soft, parent)]
-    if len(q.probabilities) == 1:
-        first = q.id_of(0)
-        others = [token_id for token_id, _ in soft.top(count) if token_id != first]
-        return [Proposal(first, q, soft, parent)] + [
-            Proposal(token_id, Distribution(q.probabilities, torch.tensor([token_id])), soft, parent)
-            for token_id in others[: count - 1]
-        ]
     found: list[Proposal] = []
     for _ in range(count):
         index = draw(q.probabilities, uniform())
         found.append(Proposal(q.id_of(index), q, soft, parent))
         if len(found) == count:
-            break
+            return found
         left = q.probabilities.clone()
         left[index] = 0
         mass = left.sum()
         if mass <= 0:
             break
         q = soft = Distribution(left / mass, q.ids)
-    return found
+    # Nothing is left of q. Where ``soft`` is q it holds nothing else either.
+    others = [token_id for token_id in likeliest(soft, count) if token_id != found[-1].id]
+    return found + [
+        Proposal(token_id, Distribution(torch.ones(1), torch.tensor([token_id])), soft, parent)
+        for token_id in others[: count - len(found)]
+    ]
 
 
 def along_branch(

@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXACTNESS = ["tests/core/test_exactness.py", "tests/core/test_exactness_drafters.py"]
 EXACTNESS += ["tests/core/test_exactness_trees.py"]
-NAMES = "sampling tree batched drafters drafters_untrained reuse engine engine_trees decoder decoder_trees"
-NAMES += " history rows store fake_card fake_pairs full_memory"
+NAMES = "sampling tree device_tree batched batched_trees drafters drafters_untrained reuse engine"
+NAMES += " engine_trees decoder decoder_trees history rows store fake_card fake_pairs full_memory"
 TESTS = [f"tests/core/test_{name}.py" for name in NAMES.split()]
 TESTS += ["tests/core/test_rotary.py", "tests/core/test_ends.py", "tests/core/test_chat.py"]
 TESTS += ["tests/core/test_load.py::test_end_ids_are_all_that_the_targets_files_name"]
@@ -179,6 +179,80 @@ MUTANTS = [
         "row = 0 if node is None else node",
     ),
     Mutant(
+        "device tree: a sibling is held against p itself",
+        "device_tree.py",
+        "left = torch.where(refused, rest / mass, left)",
+        "pass",
+    ),
+    Mutant(
+        "device tree: all siblings refused: a draw from p",
+        "device_tree.py",
+        "torch.cat([left, before[count:]]).index_select(0, stands)",
+        "before.index_select(0, stands)",
+    ),
+    Mutant(
+        "device tree: a sibling has the first one's q",
+        "device_tree.py",
+        "q, there = torch.cat(qs), torch.cat(filled)",
+        "q, there = torch.cat([row.p] * width), torch.cat(filled)",
+    ),
+    Mutant("device tree: accept if u·q ≤ p", "device_tree.py", "(u * q_x < p_x)", "(u * q_x <= p_x)"),
+    Mutant("device tree: an empty place is tried", "device_tree.py", "kept = there & (u", "kept = (u"),
+    Mutant(
+        "device tree: siblings share a draw",
+        "device_tree.py",
+        "(taken + tests).flatten()",
+        "(taken + tests - places).flatten()",
+    ),
+    Mutant(
+        "device tree: the target's own draw is the last test's",
+        "device_tree.py",
+        "torch.where(leaf, at + 1, tried)",
+        "torch.where(leaf, at, tried - 1).clamp_min(0)",
+    ),
+    Mutant(
+        "device tree: draws of candidates are used again",
+        "device_figures.py",
+        "return taken + sum(len(tried)",
+        "return sum(len(tried)",
+    ),
+    Mutant(
+        "device tree: what is left of a candidate's q is not normalised",
+        "device_tree.py",
+        "torch.where(mass > 0, left / mass, left))",
+        "left)",
+    ),
+    Mutant(
+        "device tree: the penalty sees an uncle",
+        "device_tree.py",
+        "rows.append(seen_behind(rows[-1],",
+        "rows.append(seen_behind(rows[-1].any(0)[None],",
+    ),
+    Mutant(
+        "device tree: empty places are overlooked where a branch is brought together",
+        "engine.py",
+        "[played.rows[token.index] for",
+        "[1 + token.index for",
+    ),
+    Mutant(
+        "card: a branch is brought together by indices",
+        "models/kv_cache.py",
+        "torch.cat([part[:, :, places] for places in found], 2)",
+        "part[:, :, [start + row for row in rows[still:]]]",
+    ),
+    Mutant(
+        "card: rows at equal distances are those beside",
+        "models/kv_cache.py",
+        "places[end - 1] + 1, step)",
+        "places[first] + end - first)",
+    ),
+    Mutant(
+        "card: a tree's places go up",
+        "models/decoder.py",
+        "rotation = torch.cat(turns)",
+        "rotation = self.rotations[depths(parents, start)]",
+    ),
+    Mutant(
         "a tree's rows are children of the root",
         "rounds.py",
         "0 if p.parent is None else p.parent + 1 for p",
@@ -186,9 +260,9 @@ MUTANTS = [
     ),
     Mutant(
         "a node sees every row before it",
-        "models/decoder.py",
-        "mask[row, start:] = mask[parent, start:]",
-        "mask[row, start : start + row] = 0",
+        "models/tree_walk.py",
+        "tree[first:end, : parent + 1] = tree[parent, : parent + 1]",
+        "tree[first:end, : parent + 1] = 0",
     ),
     Mutant(
         "a branch is not laid over the one before",
@@ -242,8 +316,8 @@ MUTANTS = [
     Mutant(
         "a tree takes one place past the context",
         "rounds.py",
-        "places >= target.tree_room(caches.cache)",
-        "places > target.tree_room(caches.cache)",
+        "places >= target.tree_room(cache)",
+        "places > target.tree_room(cache)",
     ),
     Mutant(
         "a refused end of text ends the reply",

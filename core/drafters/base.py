@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from core.models.base import Cache, Stop
+from core.models.base import Cache, Scorer, Stop
 from core.records import Settings
 from core.sampling import Proposal
 
@@ -66,6 +67,33 @@ class Drafter(Protocol):
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Cache) -> None:
         """Learns from a target's pass: ``logits`` (n, vocabulary) after each of ``ids``, drafts included."""
+
+
+Step = Callable[[torch.Tensor], torch.Tensor]
+
+
+class DeviceDrafter(Drafter, Protocol):
+    """A drafter whose models can be fed where they are (``core.batched``), without a wait for any of it.
+
+    ``device_models`` are what it runs beside the target, all on one device with it; ``head_ids`` the ids of
+    its columns, None where they are 0..n-1.
+    """
+
+    device_models: tuple[Scorer, ...]
+    head_ids: torch.Tensor | None
+
+    def reach(self, ids: Sequence[int], count: int) -> int:
+        """For how many positions, ``count`` at most, it drafts after ``ids``."""
+
+    def unread(self, ids: Sequence[int], state: Cache) -> Sequence[int]:
+        """Of committed ``ids`` those that its first step reads."""
+
+    def device_steps(
+        self, ids: Sequence[int], count: int, state: Cache, cache: Cache
+    ) -> AbstractContextManager[Step]:
+        """A step takes ids (n,) int64 on the device, first what ``unread`` gave and then the draft before it,
+        and gives its logits there for the next position, (1, columns) float32. There are ``count`` steps.
+        ``state`` and ``cache``, the target's, are afterwards as ``draft`` leaves them."""
 
 
 class NoState:

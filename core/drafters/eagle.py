@@ -12,12 +12,14 @@ described in ``core.models.draft_file``; the target is a lean decoder that keeps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 
+from core.drafters.base import Step
 from core.models.base import PREFILL_CHUNK, Stop
 from core.models.decoder import Decoder
 from core.models.kv_cache import KVCache
@@ -72,6 +74,10 @@ class EagleDrafter:
         self._model.rotations = target.rotations  # which need not be the shape's plain ones
 
     @property
+    def device_models(self) -> tuple[Decoder, ...]:
+        return (self._model,)
+
+    @property
     def step_weights(self) -> list[object]:
         """What a step reads, but for a row of the embedding; a round's first one also joins features."""
         return [self._joined, self._model.layers, self._model.head]
@@ -87,7 +93,7 @@ class EagleDrafter:
 
     def prefill(self, ids: Sequence[int], state: KVCache, cache: KVCache, stop: Stop | None = None) -> None:
         if len(ids) < self.context_length:  # beyond it nothing will be drafted
-            self._read(ids, state, cache, stop, many=True)
+            self._read(ids[state.length :], state, cache, stop, many=True)
 
     def draft(
         self,
@@ -98,7 +104,7 @@ class EagleDrafter:
         state: KVCache,
         cache: KVCache,
     ) -> list[Proposal]:
-        made = self._read(ids, state, cache)
+        made = self._read(ids[state.length :], state, cache)
 
         def logits(sequence: list[int]) -> torch.Tensor:
             nonlocal made
@@ -110,18 +116,38 @@ class EagleDrafter:
         state.crop(len(ids))
         return proposals
 
+    def reach(self, ids: Sequence[int], count: int) -> int:
+        return count
+
+    def unread(self, ids: Sequence[int], state: KVCache) -> Sequence[int]:
+        return ids[state.length :]
+
+    @contextmanager
+    def device_steps(self, ids: Sequence[int], count: int, state: KVCache, cache: KVCache) -> Iterator[Step]:
+        made = None
+
+        def step(given: torch.Tensor) -> torch.Tensor:
+            nonlocal made
+            made = self._read(given, state, cache) if made is None else self._run(given, made, state)
+            return self._model.head(made).float()
+
+        try:
+            yield step
+        finally:
+            state.crop(len(ids))
+
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: KVCache) -> None:
         """Nothing: what the target makes of tokens is in its cache."""
 
     def _read(
         self,
-        ids: Sequence[int],
+        unread: Sequence[int] | torch.Tensor,
         state: KVCache,
         cache: KVCache,
         stop: Stop | None = None,
         many: bool = False,
     ) -> torch.Tensor | None:
-        """Appends what ``state`` has not read of ``ids``; ``cache`` holds features of all but the last.
+        """Appends the ``unread`` ids to ``state``; ``cache`` holds features of all before the last.
 
         ``many`` takes the products of a prompt however little is left to read of it, so that its keys are the
         same wherever an earlier prompt parted from it.
@@ -130,19 +156,21 @@ class EagleDrafter:
         nothing was to be read.
         """
         made = None
-        for start in range(state.length, len(ids), PREFILL_CHUNK):
+        for start in range(0, len(unread), PREFILL_CHUNK):
             if stop is not None and stop():
                 return None
-            end = min(start + PREFILL_CHUNK, len(ids))
-            features = self._normed(cache.features[max(0, start - 1) : end - 1, self._columns]).flatten(1)
+            ids, at = unread[start : start + PREFILL_CHUNK], state.length
+            read = cache.features[max(0, at - 1) : at + len(ids) - 1]
+            features = torch.stack([read[:, column] for column in self._columns], 1)
+            features = self._normed(features).flatten(1)
             before = self._normed(_product(self._features, features, many).to(features.dtype))
-            if not start:
+            if not at:
                 before = F.pad(before, (0, 0, 1, 0))  # nothing comes before the first
-            made = self._run(ids[start:end], before, state, many)[-1:]
+            made = self._run(ids, before, state, many)[-1:]
         return made
 
     def _run(
-        self, ids: Sequence[int], before: torch.Tensor, state: KVCache, many: bool = False
+        self, ids: Sequence[int] | torch.Tensor, before: torch.Tensor, state: KVCache, many: bool = False
     ) -> torch.Tensor:
         """Appends ``ids`` and gives what the layer makes of them, normed, (len(ids), hidden).
 

@@ -9,11 +9,12 @@ few layers, which costs acceptance, not exactness. Lean decoders only (``core.mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
-from core.drafters.base import NoState
+from core.drafters.base import NoState, Step
 from core.models.base import Stop
 from core.models.decoder import Decoder
 from core.models.kv_cache import KVCache
@@ -32,6 +33,7 @@ class EarlyExitDrafter:
 
     def __init__(self, target: Decoder, layers: int | None = None):
         self._target = target
+        self.device_models, self.head_ids = (target,), None
         self.layers = max(1, target.shape.layers // SHARE) if layers is None else layers
         self.context_length = target.context_length
 
@@ -65,6 +67,20 @@ class EarlyExitDrafter:
         proposals = along_branch(logits, ids, count, settings, uniform)
         cache.crop(committed)
         return proposals
+
+    def reach(self, ids: Sequence[int], count: int) -> int:
+        return count
+
+    def unread(self, ids: Sequence[int], state: NoState) -> Sequence[int]:
+        return ids[-1:]  # what the target has not read
+
+    @contextmanager
+    def device_steps(self, ids: Sequence[int], count: int, state: NoState, cache: KVCache) -> Iterator[Step]:
+        target, committed = self._target, cache.length
+        try:
+            yield lambda given: target.head(target.forward(given, cache, layers=self.layers)).float()
+        finally:
+            cache.crop(committed)
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: NoState) -> None:
         """Nothing is kept."""

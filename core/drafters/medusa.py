@@ -11,12 +11,13 @@ the forward pass are described in ``core.models.draft_file``; the target is a le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 
-from core.drafters.base import NoState
+from core.drafters.base import NoState, Step
 from core.models.base import Stop
 from core.models.decoder import Decoder
 from core.models.kv_cache import KVCache
@@ -50,6 +51,7 @@ class MedusaDrafter:
         make_head: Make,
     ):
         self.head_ids = head_ids
+        self.device_models = ()
         self.context_length = target.context_length
         self._eps = target.shape.rms_eps
         (layer,) = feature_layers
@@ -83,10 +85,10 @@ class MedusaDrafter:
         state: NoState,
         cache: KVCache,
     ) -> list[Proposal]:
-        if len(ids) < 2:
-            return []  # the target has read nothing yet
-        count = min(count, self.heads)
-        rows = self._logits(cache.features[len(ids) - 2, self._column], count)
+        count = self.reach(ids, count)
+        if not count:
+            return []
+        rows = self._logits(ids, count, cache).cpu()
 
         def logits(sequence: list[int]) -> torch.Tensor:
             return rows[len(sequence) - len(ids)]
@@ -96,11 +98,24 @@ class MedusaDrafter:
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: NoState) -> None:
         """Nothing: what the target makes of tokens is in its cache."""
 
-    def _logits(self, feature: torch.Tensor, count: int) -> torch.Tensor:
-        """The logits of the first ``count`` heads after a position's ``feature``, (count, n) on the CPU."""
+    def reach(self, ids: Sequence[int], count: int) -> int:
+        return min(count, self.heads) if len(ids) > 1 else 0  # before that the target has read nothing
+
+    def unread(self, ids: Sequence[int], state: NoState) -> Sequence[int]:
+        return []
+
+    @contextmanager
+    def device_steps(self, ids: Sequence[int], count: int, state: NoState, cache: KVCache) -> Iterator[Step]:
+        rows = iter(self._logits(ids, count, cache).split(1))
+        yield lambda given: next(rows)
+
+    def _logits(self, ids: Sequence[int], count: int, cache: KVCache) -> torch.Tensor:
+        """The logits of the first ``count`` heads after the last of ``ids`` that the target has read,
+        (count, n) float32."""
+        feature = cache.features[len(ids) - 2, self._column]
         size = len(feature)
         hidden = F.rms_norm(feature[None], (size,), eps=self._eps)
         blocks = (self._blocks(hidden).float() + self._bias).view(self.heads, size)[:count]
         states = hidden + F.silu(blocks).to(hidden.dtype)
         projected = [project(state[None]) for project, state in zip(self._projections, states, strict=False)]
-        return self._score(torch.cat(projected)).float().cpu()
+        return self._score(torch.cat(projected)).float()

@@ -12,10 +12,12 @@ an id beyond the draft's own embedding is read as id 0, which costs acceptance t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
+from core.drafters.base import Step
 from core.models.base import Cache, Scorer, Stop
 from core.records import Settings
 from core.sampling import Proposal
@@ -36,6 +38,7 @@ class ModelDrafter:
         self.model = model
         self.head_ids = head_ids
         self.context_length = model.context_length
+        self.device_models = (model,)
         self.width = None if vocabulary is None or vocabulary >= model.vocabulary else vocabulary
 
     def new_state(self) -> Cache:
@@ -64,6 +67,20 @@ class ModelDrafter:
             return self.model.next_logits(self._readable(sequence[state.length :]), state)[: self.width]
 
         return along_branch(logits, ids, count, settings, uniform, self.head_ids)
+
+    def reach(self, ids: Sequence[int], count: int) -> int:
+        return count
+
+    def unread(self, ids: Sequence[int], state: Cache) -> Sequence[int]:
+        return ids[state.length :]
+
+    @contextmanager
+    def device_steps(self, ids: Sequence[int], count: int, state: Cache, cache: Cache) -> Iterator[Step]:
+        def step(given: torch.Tensor) -> torch.Tensor:
+            readable = given.masked_fill(given >= self.model.readable_ids, 0)
+            return self.model.device_logits(readable, state)[-1:, : self.width]
+
+        yield step
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Cache) -> None:
         """Nothing: the model reads what was committed when it drafts next."""

@@ -82,26 +82,28 @@ class RecyclingDrafter:
         cache: Cache,
     ) -> list[Proposal]:
         proposals: list[Proposal] = []
-        at, parent = ids[-1], None
-        for _ in range(count):
-            candidates = state.successors.get(at, [])[: settings.tree_width]
-            if not candidates:
-                break
+        parent = None
+        for candidates in self.tree(ids, count, settings.tree_width, state):
             first = len(proposals)
             for id in candidates:
                 q = certain(id)
                 proposals.append(Proposal(id, q, q, parent))
-            at, parent = candidates[0], first
+            parent = first
         return proposals
 
-    def chain(self, ids: Sequence[int], count: int, state: Table) -> list[int]:
-        """The ids that ``draft`` proposes as a chain, each certain: known before anything runs."""
-        found: list[int] = []
+    def tree(self, ids: Sequence[int], count: int, width: int, state: Table) -> list[list[int]]:
+        """The ids that ``draft`` proposes at each position, each certain: known before anything runs. Those
+        of the next one follow the first."""
+        found: list[list[int]] = []
         at = ids[-1]
-        while len(found) < count and (known := state.successors.get(at)):
-            at = known[0]
-            found.append(at)
+        while len(found) < count and (candidates := state.successors.get(at, [])[:width]):
+            found.append(candidates)
+            at = candidates[0]
         return found
+
+    def chain(self, ids: Sequence[int], count: int, state: Table) -> list[int]:
+        """``tree`` of one candidate a position."""
+        return [id for (id,) in self.tree(ids, count, 1, state)]
 
     def observe(self, ids: Sequence[int], logits: torch.Tensor, state: Table) -> None:
         self.learn(ids, likeliest(logits).tolist(), state)

@@ -33,7 +33,7 @@ from core.models.key_blocks import KEY_BLOCK
 from core.models.kv_cache import DecoderShape, KVCache
 from core.models.linear import Linear, Scaled
 from core.models.rotation import Rotation
-from core.models.tree_walk import Walk, depths
+from core.models.tree_walk import Walk, depths, families, show_ancestors
 
 # Attention runs over whole blocks of queries, as of keys (``KEY_BLOCK``), where a product with few rows would
 # be left to another kernel (measured for head sizes of 16 to 128 with 1 to 8 query heads a key head, see
@@ -332,15 +332,19 @@ class Decoder:
         walk = None
         if parents is not None and self._query_block > 1:
             walk = Walk(parents, start)
-            ids = [ids[row] for row in walk.order]
+            ids = torch.as_tensor(ids)[walk.order]
             mask = self._mask(1, start, group)
         else:
             mask = self._mask(rows, start, group, parents)
         cache.reserve(end)
         if parents is None:
             rotation = self.rotations[start:end]
-        else:
-            rotation = self.rotations[depths(parents, start) if walk is None else walk.positions]
+        elif walk is not None:
+            rotation = self.rotations[walk.positions]
+        else:  # by views and one copy: a card would wait for indices
+            at = depths(parents, start)
+            turns = [self.rotations[at[a] : at[a] + 1].expand(b - a, -1, -1) for a, b in families(parents)]
+            rotation = torch.cat(turns)
         if inputs is None:
             x = F.embedding(torch.as_tensor(ids, device=self.device), self._entering).to(self.dtype)
         else:
@@ -424,6 +428,10 @@ class Decoder:
         """Appends ``ids`` and gives the logits after each, (len(ids), head rows) float32 on the CPU."""
         return self.device_logits(ids, cache).cpu()
 
+    def device_tree_logits(self, ids: torch.Tensor, parents: Sequence[int], cache: KVCache) -> torch.Tensor:
+        """``device_logits`` of a tree, whose ``parents`` are those of ``forward``."""
+        return self.head(self.forward(ids, cache, parents)).float()
+
     def tree_logits(self, ids: Sequence[int], parents: Sequence[int], cache: KVCache) -> torch.Tensor:
         """``logits`` of a tree, whose ``parents`` are those of ``forward``."""
         return self.head(self.forward(ids, cache, parents)).float().cpu()
@@ -456,11 +464,7 @@ class Decoder:
             mask = unseen.triu_(start + 1)
         else:
             mask = unseen
-            mask[:, :start] = 0
-            for row, parent in enumerate(parents):
-                if parent >= 0:
-                    mask[row, start:] = mask[parent, start:]
-                mask[row, start + row] = 0
+            show_ancestors(mask, parents, start)
         mask = mask.repeat_interleave(group, 0)
         surplus = -len(mask) % self._query_block
         return F.pad(mask, (0, 0, 0, surplus)) if surplus else mask

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 import torch
@@ -97,12 +98,17 @@ class KVCache:
         return copy
 
     def keep(self, start: int, rows: Sequence[int]) -> None:
-        """Of what was read from ``start`` on keeps these rows, ascending, as if they had been read alone."""
-        places, end = [start + row for row in rows], start + len(rows)
-        if places != list(range(start, end)):
+        """Of what was read from ``start`` on keeps these rows, ascending, as if they had been read alone.
+
+        Waits for nothing on a card, which gets no indices: rows at equal distances are one view.
+        """
+        end = start + len(rows)
+        still = sum(1 for _ in takewhile(lambda at: at[0] == at[1], enumerate(rows)))  # where they are to be
+        if still < len(rows):
+            found, goal = _slices([start + row for row in rows[still:]]), slice(start + still, end)
             for part in self.parts:
-                part[:, :, start:end] = part[:, :, places]
-            self.features[start:end] = self.features[places]
+                part[:, :, goal] = torch.cat([part[:, :, places] for places in found], 2)
+            self.features[goal] = torch.cat([self.features[places] for places in found])
         self.length = end
 
     def reserve(self, length: int) -> None:
@@ -130,6 +136,20 @@ class KVCache:
     def _room_for_features(self, positions: int) -> torch.Tensor:
         dtype = torch.float32 if self._device.type == "cpu" else self.dtype
         return _zeros((positions, self._kinds, self._shape.hidden), self._device, dtype)
+
+
+def _slices(places: Sequence[int]) -> list[slice]:
+    """Ascending ``places`` as slices, each as long as they go on at equal distances."""
+    found, first = [], 0
+    while first < len(places):
+        step, end = 1, first + 1
+        if end < len(places):
+            step = places[end] - places[first]
+        while end < len(places) and places[end] - places[end - 1] == step:
+            end += 1
+        found.append(slice(places[first], places[end - 1] + 1, step))
+        first = end
+    return found
 
 
 def _parted(layers: int) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 
 from core.machine.progress import Progress, silent
 from core.models.base import Scorer
+from core.models.tree_walk import along_a_branch
 from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH
 
 MOST_ROWS = MAX_DRAFT_TOKENS + 1
@@ -189,12 +190,6 @@ def self_test(scorer: Scorer, say: Progress = silent, behind: int = _PROMPT) -> 
         if not (found.later or found.alone or found.trees):
             return found
     return row_dependence(scorer, say, max(0.0, BUDGET - (time.monotonic() - start)), behind=behind)
-
-
-def along_a_branch(k: int, width: int) -> list[int]:
-    """The parents of a tree's rows, the root's own first: ``width`` children at each of ``k`` positions, the
-    first of which has children. The trees that drafters make are such."""
-    return [-1, *(1 + (depth - 1) * width if depth else 0 for depth in range(k) for _ in range(width))]
 
 
 def _shapes(scorer: Scorer, behind: int) -> list[tuple[int, int]]:

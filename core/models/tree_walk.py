@@ -1,4 +1,5 @@
-"""Attention of a tree's rows on a processor: each comes out as the row of a chain does, bit for bit.
+"""Attention of a tree's rows on a processor: each comes out as the row of a chain does, bit for bit; and the
+mask by which a card's rows see their ancestors alone.
 
 Where a row's ancestors lie apart in the cache, its sums over keys are made in another order than a chain's.
 So the tree is walked branch by branch: the keys and values of a branch are laid behind what was committed in
@@ -13,7 +14,7 @@ Knows rows, keys and masks; no weights, no ids and nothing of where trees come f
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,32 @@ def depths(parents: Sequence[int], start: int) -> list[int]:
     for parent in parents:
         found.append(start if parent < 0 else found[parent] + 1)
     return found
+
+
+def along_a_branch(k: int, width: int) -> list[int]:
+    """The parents of a tree's rows, the root's own first: ``width`` children at each of ``k`` positions, the
+    first of which has children. The trees that drafters make are such."""
+    return [-1, *(1 + (depth - 1) * width if depth else 0 for depth in range(k) for _ in range(width))]
+
+
+def families(parents: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs of a tree's rows that follow the same one, as (first row, end)."""
+    first = 0
+    for end in range(1, len(parents) + 1):
+        if end == len(parents) or parents[end] != parents[first]:
+            yield first, end
+            first = end
+
+
+def show_ancestors(mask: torch.Tensor, parents: Sequence[int], start: int) -> None:
+    """Zeros in ``mask`` (rows, keys), which is -inf all over, what each row of a tree behind ``start`` ids
+    may see: those ids, its ancestors and itself. Asks a card for nothing and sends it nothing."""
+    mask[:, :start] = 0
+    tree = mask[:, start : start + len(parents)]
+    tree.diagonal().zero_()
+    for first, end in families(parents):
+        if (parent := parents[first]) >= 0:
+            tree[first:end, : parent + 1] = tree[parent, : parent + 1]
 
 
 class Walk:

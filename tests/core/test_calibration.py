@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import pytest
 import torch
@@ -11,9 +12,11 @@ import torch
 from core import calibration
 from core.auto_k import AutoK
 from core.costs import Costs
+from core.drafters.ngram import NgramDrafter
 from core.home import home
 from tests.core.test_decoder import pair_of
 from tests.core.tiny import as_decoder, tiny_llama
+from tests.core.toy_drafts import toy_drafts_pair
 
 
 @pytest.fixture
@@ -46,6 +49,19 @@ def test_costs_of_batched_rounds(pair):
     assert len(found.verify) == calibration.MOST + 1
     assert list(found.verify) == sorted(found.verify) and found.verify[0] > 0
     assert 0 < found.draft and 0 < found.overhead
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "ngram"])
+def test_costs_of_batched_rounds_of_a_drafter_that_drafts_fewer(drafter):
+    """Medusa has as many drafts as heads; in a text without repeats n-gram lookup has none."""
+    pair = toy_drafts_pair("medusa")
+    if drafter == "ngram":
+        wide = as_decoder(tiny_llama(1, vocabulary=128))
+        pair = dataclasses.replace(pair_of(wide, wide), drafter=NgramDrafter(wide.context_length))
+    found = calibration.measure(pair, batched=True)
+    assert len(found.verify) == calibration.MOST + 1
+    assert list(found.verify) == sorted(found.verify) and found.verify[0] > 0
+    assert (found.draft > 0) == (drafter == "medusa") and math.isfinite(found.draft)
 
 
 class Slow:

@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 
+from core.models.kv_cache import KVCache
 from tests.core.tiny import as_decoder, held, tiny_llama
 
 # Children of a row, the last read before the tree being -1: two branches, one of which forks again.
@@ -133,6 +134,24 @@ def test_a_kept_branch_is_as_if_it_had_been_read_alone(decoder, kept):
         assert torch.allclose(held(cache, cache.length), held(alone, alone.length), atol=2e-5)
         assert torch.allclose(cache.features[: cache.length], alone.features[: alone.length], atol=2e-5)
         assert torch.allclose(decoder.logits(after, cache), decoder.logits(after, alone), atol=2e-5)
+
+
+def test_kept_rows_are_those_that_were_named():
+    """Moved as views at equal distances, which must not write over what is still to be moved."""
+    chance, shape = random.Random(1), as_decoder(tiny_llama(0)).shape
+    for _ in range(60):
+        cache = KVCache(shape, "cpu", torch.float32, 2)
+        start, count = chance.randrange(5), chance.randint(1, 20)
+        cache.reserve(start + count)
+        for tensor in (*cache.parts, cache.features):
+            tensor.copy_(torch.randn(tensor.shape))
+        rows = sorted(chance.sample(range(count), chance.randint(1, count)))
+        places = [*range(start), *(start + row for row in rows)]
+        wanted = [held(cache)[:, :, places], cache.features[places]]
+        cache.keep(start, rows)
+        assert cache.length == len(places)
+        assert held(cache, cache.length).equal(wanted[0]), rows
+        assert cache.features[: cache.length].equal(wanted[1]), rows
 
 
 def test_features_are_the_streams_behind_their_layers(decoder):

@@ -9,6 +9,8 @@ import random
 import pytest
 import torch
 
+from core.drafters.ngram import NgramDrafter
+from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.records import Fate, Settings
 from core.sampling import Distribution, Proposal
@@ -198,6 +200,19 @@ def test_a_bad_row_nobody_reaches_does_no_harm():
 @pytest.mark.parametrize("verifier", ["token", "block"])
 def test_a_tree_is_judged_token_by_token_under_every_exact_rule(verifier):
     assert told(run(verifier=verifier)[0][0]) == told(run()[0][0])
+
+
+@pytest.mark.parametrize("drafter, by_block", [(RecyclingDrafter(64), False), (NgramDrafter(64), True)])
+def test_a_tree_that_comes_out_as_a_chain_is_judged_as_a_tree(drafter, by_block):
+    """What was asked for decides, not what was found: before a round it is known on a card, too."""
+    pair = toy_pair(path(GREEDY, 26, 5), path(GREEDY, 26, 5))
+    pair.drafter = drafter
+    settings = Settings(temperature=1.0, tree_width=2, verifier="block", max_new_tokens=4)
+    generation = Engine(pair, batched=False).generate([2, 3, 4, 2, 3], settings)
+    tokens = next(generation).tokens
+    generation.close()
+    assert [token.parent for token in tokens[:2]] == [None, 0]
+    assert (tokens[0].h is not None) == by_block
 
 
 def test_a_lossy_rule_asks_for_a_chain():

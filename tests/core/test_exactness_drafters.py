@@ -17,7 +17,7 @@ from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.records import EMITTED, Fate, Settings
-from tests.core.test_exactness import LENGTH, failing, g_test, joint
+from tests.core.test_exactness import LENGTH, enumerate_replies, failing, g_test, joint
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import table, toy_pair
 
@@ -26,8 +26,9 @@ PROMPT = [0, 1, 2, 0, 1, 1, 2, 0, 1]  # which repeats itself: a lookup finds som
 FILTERS = dict(temperature=0.9, top_k=2, top_p=0.95)
 
 
-def _engine(drafter) -> Engine:
+def _engine(drafter, batched) -> Engine:
     pair = toy_pair(table(1, 3, 1.2), table(2, 3, 1.2))
+    pair.target.vocabulary = 3
     made = {
         "ngram": lambda: NgramDrafter(64),
         "recycling": lambda: RecyclingDrafter(64),
@@ -39,7 +40,7 @@ def _engine(drafter) -> Engine:
     }[drafter]()
     # Costs that make K = 0 and others the best choice at one acceptance or another.
     costs = Costs(draft=0.05, verify=(1.0, 1.45, 1.63, 1.9))
-    return Engine(dataclasses.replace(pair, drafter=made, costs=costs), batched=False)
+    return Engine(dataclasses.replace(pair, drafter=made, costs=costs), batched=batched)
 
 
 CASES = {
@@ -68,14 +69,18 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_sampled_replies(name):
+BOTH_WAYS = [(name, False, 700) for name in CASES] + [(name, True, 100) for name in CASES if "tree" in name]
+
+
+@pytest.mark.parametrize("name, batched, replies", BOTH_WAYS)
+def test_sampled_replies(name, batched, replies):
+    """Fewer of the batched way, which is held against the other figure by figure."""
     drafter, settings = CASES[name]
     # The first reply of an engine, and the second with the same seed: what the first left must not matter.
-    counts, fates, by, replies = (Counter(), Counter()), Counter(), set(), 700
+    counts, fates, by = (Counter(), Counter()), Counter(), set()
     chosen: set[int] = set()
     for seed, nth in product(range(replies), range(2)):
-        engine = engine if nth else _engine(drafter)  # noqa: F821
+        engine = engine if nth else _engine(drafter, batched)  # noqa: F821
         settings = dataclasses.replace(settings, seed=seed, max_new_tokens=LENGTH)
         generation = engine.generate(PROMPT, settings)
         rounds = list(generation)
@@ -94,6 +99,31 @@ def test_sampled_replies(name):
     assert len(chosen) > 1 or not settings.auto_draft_tokens
     if drafter.startswith("auto"):
         assert by >= {"ngram", "recycling" if "recycling" in drafter else "model"}
+
+
+def test_every_combination_of_draws_of_a_tree_on_the_device():
+    """Two candidates a position, what a refused one leaves being halves: the law of replies, exactly."""
+    after = [torch.tensor([0.5, 0.25, 0.25]).roll(shift).log() for shift in (1, 0, 2)]
+
+    def target(ids):
+        return after[ids[-1]]
+
+    settings = Settings(temperature=1.0, num_draft_tokens=2, tree_width=2, max_new_tokens=3)
+    pair, fates = toy_pair(target, target), Counter()
+    pair.target.vocabulary = 3
+    pair.drafter = RecyclingDrafter(64)
+
+    def run(uniform) -> tuple[int, ...]:
+        generation = Engine(pair, uniforms=lambda _: uniform, batched=True).generate([0, 2], settings)
+        fates.update((token.fate, token.index) for round_ in generation for token in round_.tokens)
+        return generation.reply.token_ids
+
+    found = enumerate_replies(run)
+    expected = joint(target, settings, 3, 3, prompt=[0, 2])
+    assert found.keys() == expected.keys()
+    for ids, probability in expected.items():
+        assert float(found[ids]) == pytest.approx(probability, abs=1e-6), ids
+    assert {(Fate.ACCEPTED, 0), (Fate.ACCEPTED, 1), (Fate.REJECTED, 0), (Fate.REJECTED, 1)} <= fates.keys()
 
 
 @pytest.mark.parametrize("filters", [dict(temperature=1.0), FILTERS])

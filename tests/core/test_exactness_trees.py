@@ -105,12 +105,14 @@ REPLIES = {
 }
 
 
+@pytest.mark.parametrize("batched, replies", [(False, 300), (True, 100)])
 @pytest.mark.parametrize("name", TOYS)
 @pytest.mark.parametrize("case", REPLIES)
-def test_sampled_replies(case, name):
+def test_sampled_replies(case, name, batched, replies):
+    """Fewer of the batched way, which is held against the other figure by figure."""
     # Costs that make another K the best choice at one acceptance or another.
     pair = dataclasses.replace(pair_of(name), costs=Costs(draft=0.05, verify=(1.0, 1.4, 1.45, 1.9)))
-    engine, counts, ks, replies = Engine(pair, batched=False), Counter(), set(), 300
+    engine, counts, ks = Engine(pair, batched=batched), Counter(), set()
     settings = REPLIES[case]
     for seed in range(replies):
         settings = dataclasses.replace(settings, seed=seed, max_new_tokens=LENGTH)

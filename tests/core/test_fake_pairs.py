@@ -15,7 +15,6 @@ from core.records import Settings
 
 ENTRY = CATALOGUE["qwen2.5-7b"]
 DRAFTERS = ("plain", "model", "eagle", "medusa", "early-exit", "ngram", "recycling", "auto")
-ONE_WAIT = ("plain", "model", "ngram", "recycling", "auto")  # on the device: core.batched
 
 
 def cut(config: dict, layers: int) -> dict:
@@ -54,7 +53,7 @@ def test_a_round_of_every_drafter_and_verifier(bench, name, verifier):
     k = 0 if name == "plain" else 2
     counts = bench.round(name, num_draft_tokens=k, verifier=verifier)
     assert counts.launches > 30
-    if name in ONE_WAIT and verifier != "typical":
+    if verifier != "typical":  # on the device: core.batched
         assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
 
 
@@ -65,17 +64,19 @@ FILTERS = {
 
 
 @pytest.mark.parametrize("filters", FILTERS)
-@pytest.mark.parametrize("name", ONE_WAIT)
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_filters_cost_no_wait(bench, name, filters):
     counts = bench.round(name, num_draft_tokens=2 if name != "plain" else 0, **FILTERS[filters])
     assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
 
 
-@pytest.mark.parametrize(("width", "k"), [(2, 2), (3, 3)])
+@pytest.mark.parametrize("filters", FILTERS)
+@pytest.mark.parametrize(("width", "k"), [(2, 2), (4, 3)])
 @pytest.mark.parametrize("name", fake_pairs.TREES)
-def test_trees(bench, name, width, k):
-    counts = bench.round(name, num_draft_tokens=k, tree_width=width)
-    assert counts.kinds["fill_"] > k * width, "each row's place in the mask of a tree"
+def test_trees_cost_no_wait_either(bench, name, width, k, filters):
+    """What a branch that stood leaves in the cache is brought together in the same round."""
+    counts = bench.round(name, num_draft_tokens=k, tree_width=width, **FILTERS[filters])
+    assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("form", ["nf4", "none"])

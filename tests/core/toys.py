@@ -105,6 +105,9 @@ class ToyDecoder:
     def device_logits(self, ids: torch.Tensor, cache: ToyCache) -> torch.Tensor:
         return self.logits(ids.tolist(), cache)
 
+    def device_tree_logits(self, ids: torch.Tensor, parents: Sequence[int], cache: ToyCache) -> torch.Tensor:
+        return self.tree_logits(ids.tolist(), parents, cache)
+
     def next_logits(self, ids: Sequence[int], cache: ToyCache) -> torch.Tensor:
         return self.logits(ids, cache)[-1]
 
