@@ -20,8 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 EXACTNESS = ["tests/core/test_exactness.py", "tests/core/test_exactness_drafters.py"]
 EXACTNESS += ["tests/core/test_exactness_trees.py"]
-NAMES = "sampling tree device_tree batched batched_trees drafters drafters_untrained reuse engine"
-NAMES += " engine_trees decoder decoder_trees history rows store fake_card fake_pairs full_memory"
+NAMES = "sampling tree batched batched_chains batched_trees device_tree"
+NAMES += " drafters drafters_untrained reuse engine engine_trees decoder decoder_trees"
+NAMES += " history rows store fake_card fake_pairs full_memory"
 TESTS = [f"tests/core/test_{name}.py" for name in NAMES.split()]
 TESTS += ["tests/core/test_rotary.py", "tests/core/test_ends.py", "tests/core/test_chat.py"]
 TESTS += ["tests/core/test_load.py::test_end_ids_are_all_that_the_targets_files_name"]
@@ -112,8 +113,8 @@ MUTANTS = [
     Mutant(
         "top-p keeps one id too many",
         "sampling.py",
-        "keep = before < top_p",
-        "keep = before <= values[0] + top_p",
+        "(before < top_p).sum()",
+        "(before <= values[0] + top_p).sum()",
     ),
     Mutant(
         "filters in another order",
@@ -361,15 +362,15 @@ MUTANTS = [
     ),
     Mutant(
         "batched: of equal ids top-k keeps any",
-        "batched.py",
-        "columns = _largest(scaled, settings.top_k)",
+        "device_rule.py",
+        "columns = largest(scaled, settings.top_k)",
         "columns = scaled.flip(-1).topk(settings.top_k).indices.mul(-1).add(width - 1)",
     ),
     Mutant(
         "batched: an id just beyond the embedding is read",
-        "batched.py",
-        "ids >= self._drafter.model.readable_ids",
-        "ids > self._drafter.model.readable_ids",
+        "drafters/model.py",
+        "given >= self.model.readable_ids",
+        "given > self.model.readable_ids",
     ),
     Mutant(
         "the rows of an accepted branch are not gathered",
@@ -386,8 +387,8 @@ MUTANTS = [
     Mutant(
         "early exit leaves its drafts in the target's cache",
         "drafters/early_exit.py",
-        "cache.crop(committed)",
-        "pass",
+        "cache.crop(committed)\n        return proposals",
+        "return proposals",
     ),
     Mutant(
         "target's cache one too long", "reuse.py", "self.cache.crop(length)", "self.cache.crop(length + 1)"
@@ -481,25 +482,27 @@ MUTANTS = [
         "rotation = self.rotations[start:end]",
         "rotation = self.rotations[start + (rows > 1) : end + (rows > 1)]",
     ),
-    Mutant("batched: accept if u·q ≤ p", "batched.py", "(u * q_x < p_x)", "(u * q_x <= p_x)"),
-    Mutant("batched: accept greedily: u < p, whatever q", "batched.py", "(u * q_x < p_x)", "(u < p_x)"),
+    Mutant("batched: accept if u·q ≤ p", "device_rule.py", "(u * q_x < p_x)", "(u * q_x <= p_x)"),
+    Mutant("batched: accept greedily: u < p, whatever q", "device_rule.py", "(u * q_x < p_x)", "(u < p_x)"),
     Mutant(
         "batched: a draft counts after one that failed",
-        "batched.py",
+        "device_rule.py",
         "(inside & (u * q_x < p_x)).long().cumprod(0).sum()",
         "(inside & (u * q_x < p_x)).long().sum()",
     ),
-    Mutant("batched: residual |p - q|", "batched.py", "- row_q).clamp_min_(0)", "- row_q).abs_()"),
-    Mutant("batched: residual without its weight", "batched.py", "torch.where(rejected, weight, one)", "one"),
+    Mutant("batched: residual |p - q|", "device_rule.py", "- row_q).clamp_min_(0)", "- row_q).abs_()"),
+    Mutant(
+        "batched: residual without its weight", "device_rule.py", "torch.where(rejected, weight, one)", "one"
+    ),
     Mutant(
         "batched: a zero residual draws nothing sensible",
-        "batched.py",
+        "device_rule.py",
         "torch.where(left.sum() > 0, left, row_p)",
         "left",
     ),
     Mutant(
         "batched: the residual's draw is u again",
-        "batched.py",
+        "device_rule.py",
         "draws.gather(0, used[None])",
         "draws.gather(0, (used - 1).clamp_min(0)[None])",
     ),
@@ -508,15 +511,15 @@ MUTANTS = [
     ),
     Mutant(
         "batched: block weights not bounded",
-        "batched.py",
+        "device_rule.py",
         "(sums - sums.cummax(0).values.clamp_min(0)).exp()",
         "sums.exp()",
     ),
     Mutant(
         "batched: the penalty does not see the drafts",
         "batched.py",
-        "before.append(before[-1].index_fill(0, ids, True))",
-        "before.append(before[-1])",
+        "seen.append(seen_behind(seen[-1], nodes[-1]))",
+        "seen.append(seen[-1])",
     ),
     Mutant(
         "batched: the penalty forgets what was committed",
@@ -526,15 +529,15 @@ MUTANTS = [
     ),
     Mutant(
         "batched: top-p keeps one id too many",
-        "batched.py",
+        "device_rule.py",
         "dropped = p.cumsum(-1) - p >= settings.top_p",
         "dropped = p.cumsum(-1) - p > settings.top_p + p[:, :1]",
     ),
     Mutant(
         "batched: a bad draft row is drafted from",
         "batched.py",
-        "usable.long().cumprod(0).sum(), draws",
-        "usable.new_ones(k).long().sum(), draws",
+        "drafts.usable.long().cumprod(0).sum()",
+        "torch.ones_like(drafts.usable).long().sum()",
     ),
     Mutant(
         "card: a tensor made on the CPU",
@@ -546,14 +549,50 @@ MUTANTS = [
     Mutant(
         "card: a copy too many",
         "batched.py",
-        "sent = self._send([*unread",
-        "self._send([0.0])\n        sent = self._send([*unread",
+        "sent = self._send([number",
+        "self._send([0.0])\n        sent = self._send([number",
     ),
     Mutant(
         "card: a wait too many",
         "batched.py",
         'clock.mark("scored")',
         'clock.mark("scored")\n        raw.amax().item()',
+    ),
+    Mutant(
+        "batched: EAGLE keeps what it read of its drafts",
+        "drafters/eagle.py",
+        "finally:\n            state.crop(len(ids))",
+        "finally:\n            pass",
+    ),
+    Mutant(
+        "batched: early exit's keys stay in the cache",
+        "drafters/early_exit.py",
+        "finally:\n            cache.crop(committed)",
+        "finally:\n            pass",
+    ),
+    Mutant(
+        "card: EAGLE's step waits",
+        "drafters/eagle.py",
+        "return self._model.head(made).float()",
+        "return self._model.head(made).float() + 0 * made.amax().item()",
+    ),
+    Mutant(
+        "card: Medusa's rows go over the host",
+        "drafters/medusa.py",
+        "return self._score(torch.cat(projected)).float()",
+        "return (rows := self._score(torch.cat(projected)).float()).cpu().to(rows.device)",
+    ),
+    Mutant(
+        "card: early exit's rows go over the host",
+        "drafters/early_exit.py",
+        "layers=self.layers)).float()",
+        "layers=self.layers)).float().cpu().to(given.device)",
+    ),
+    Mutant(
+        "card: a trimmed head's ids stay with the host",
+        "batched.py",
+        "None if head is None else head.to(self._device)",
+        "head",
     ),
 ]
 
