@@ -12,7 +12,6 @@ import torch
 
 from core import batched, sampling
 from core.batched import Batched, Lookahead
-from core.bench_synthetic import Watch
 from core.costs import Costs
 from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
@@ -24,6 +23,7 @@ from core.models.transformers_decoder import TransformersDecoder
 from core.records import Fate, Settings
 from core.reuse import Kept
 from core.synthetic import SMALL, random_decoder, scripted_pair
+from core.synthetic_traffic import Watch
 from tests.core.models_on_disk import VOCABULARY, make_model, make_near
 from tests.core.test_drafters import Padded, known
 from tests.core.toys import INFO, ToyTokenizer, path, table, toy_pair

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from core import bench_synthetic, synthetic
+from core import bench_synthetic, synthetic, synthetic_checks
+from core.auto_k import MOST
 from core.engine import Engine
 from core.records import Settings
 
@@ -56,11 +57,11 @@ def test_the_whole_run_in_small_with_the_three_packages_alone(tmp_path):
         assert figures["agreement"][kind]["different_replies"] == 0
     assert list(figures["pairs"]) == ["nf4", "bfloat16"]
     for pair in figures["pairs"].values():
-        assert len(pair["verify_seconds"]) == bench_synthetic.MOST + 1
+        assert len(pair["verify_seconds"]) == MOST + 1
         assert all(flow["waits"] == 1 for flow in pair["traffic"].values())
         assert pair["traffic"]["4"]["launches"] > pair["traffic"]["0"]["launches"]
         for acceptance, rows in pair["speed"].items():
-            assert [row["k"] for row in rows] == list(range(bench_synthetic.MOST + 1))
+            assert [row["k"] for row in rows] == list(range(MOST + 1))
             for row in rows[1:]:
                 deviation = (float(acceptance) * (1 - float(acceptance)) / row["tested"]) ** 0.5
                 assert row["acceptance"] == pytest.approx(float(acceptance), abs=4 * deviation)
@@ -106,18 +107,18 @@ def test_checks_notice_other_maths(monkeypatch):
 
     true = batched.distributions
     monkeypatch.setattr(
-        bench_synthetic.batched,
+        synthetic_checks.batched,
         "distributions",
         lambda rows, settings, seen=None: true(rows * 1.01, settings, seen),
     )
-    assert bench_synthetic.filters_differ(CPU) > 1e-3
+    assert synthetic_checks.filters_differ(CPU) > 1e-3
     judge = batched.judge
     monkeypatch.setattr(
-        bench_synthetic.batched,
+        synthetic_checks.batched,
         "judge",
         lambda p, q, ids, count, u, how: judge(p, q, ids, count, u.flip(0), how),
     )
-    assert bench_synthetic.verdicts_differ(CPU, 5) > 0
+    assert synthetic_checks.verdicts_differ(CPU, 5) > 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")
