@@ -17,7 +17,7 @@ import gradio as gr
 
 from app.card import UNDEFINED
 from app.charts import chart_script
-from app.conversation import Desk
+from app.desk import Desk
 from app.display import as_html
 from app.events import AT_ONCE, PRIVATE
 from app.exports import USUAL, Exports

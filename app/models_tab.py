@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 from app import choosing, zero_gpu
-from app.conversation import Desk
+from app.desk import Desk
 from app.display import as_html
 from app.events import AT_ONCE, PRIVATE
 from app.loading import LoadingRefused, LoadingState

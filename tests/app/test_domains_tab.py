@@ -13,7 +13,7 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.conversation import Desk
+from app.desk import Desk
 from app.domains_tab import (
     AXES,
     FEW_MARK,

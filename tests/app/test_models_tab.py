@@ -13,7 +13,7 @@ import gradio as gr
 import pytest
 
 from app import choosing, zero_gpu
-from app.conversation import Desk
+from app.desk import Desk
 from app.loading import Loader, LoadingState
 from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab, facts, question_about_own, running
 from core import calibration
