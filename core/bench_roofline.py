@@ -14,12 +14,11 @@ beside each other.
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from core import cards, roofline
+from core import cards, roofline, roofline_here
 from core.auto_k import MOST
 from core.cards import Card, CardError
 from core.costs import Costs
@@ -28,17 +27,13 @@ from core.metrics import expected_tokens
 from core.models.asked import settled_form
 from core.models.card import half_of
 from core.models.catalogue import CATALOGUE, Entry
-from core.models.linear import Nf4Linear
 from core.models.memory import gigabytes
 from core.roofline import HOST, Host
-from core.synthetic_measured import copy_speed, synchronise
 
 HERE = "here"
 USUAL_PAIR = "qwen2.5-7b"
 ALPHAS = (0.6, 0.7, 0.8)
 FORMS = ("auto", "nf4", "none")  # of a target, whose costs are known
-COPIED = 1 << 28  # bytes
-CALLS, TURNS = 200, 10  # in a row, and how often: a card's queue holds a thousand launches
 
 
 class RooflineError(ValueError):
@@ -77,50 +72,11 @@ def run(
 
 
 def _card_and_host(name: str) -> tuple[Card, Host]:
-    there = torch.cuda.is_available()
     if name.strip().lower() != HERE:
         return cards.find(name), HOST
-    if not there:
+    if not torch.cuda.is_available():
         raise CardError(f"There is no card here to measure: name one of {', '.join(cards.CARDS)}.")
-    device = torch.device("cuda")
-    facts = torch.cuda.get_device_properties(device)
-    return (
-        Card(
-            facts.name,
-            facts.total_memory,
-            copy_speed(COPIED, device),
-            (facts.major, facts.minor),
-            facts.multi_processor_count,
-            measured=True,
-        ),
-        measure_host(device),
-    )
-
-
-@torch.inference_mode()
-def measure_host(device: torch.device) -> Host:
-    """The host's times on this machine: of a launch, a view and a product in NF4; the rest is ``HOST``'s."""
-    x = torch.zeros(8, 64, device=device)
-    launch, view = (_least(work, device) for work in (lambda: x.add_(1), lambda: x[1:]))
-    try:
-        product = Nf4Linear(torch.zeros(64, 64, device=device), torch.float16)
-        row = x[:1].half()
-        nf4 = max(_least(lambda: product(row), device) - launch, 0.0)
-    except ImportError:  # no bitsandbytes: nothing runs in NF4 then
-        nf4 = HOST.nf4
-    return Host(launch, view, nf4, HOST.round, HOST.kernel, copy=1.0)
-
-
-def _least(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds in which the host has asked for ``work``, which is not waited for."""
-    found = []
-    for _ in range(TURNS):
-        synchronise(device)
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            work()
-        found.append((time.perf_counter() - start) / CALLS)
-    return min(found)
+    return roofline_here.measured(torch.device("cuda"))
 
 
 def as_text(

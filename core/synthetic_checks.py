@@ -107,7 +107,7 @@ def kernels_depend(decoder: Decoder) -> dict[str, float]:
     layer = decoder.layers[0]
     names = ("qkv", "out", "gate_up", "down", "head")
     return {
-        name: product_dependence(product, product.shape[1], MOST + 1, decoder.device, torch.bfloat16)
+        name: product_dependence(product, product.shape[1], MOST + 1, decoder.device, decoder.dtype)
         for name, product in zip(names, (*layer.products, decoder.head), strict=True)
     }
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 import torch
 
 from core import batched
-from core.auto_k import MOST
 from core.engine import Engine
 from core.metrics import expected_tokens
 from core.models.pair import Pair
@@ -46,14 +45,16 @@ def copy_speed(size: int, device: torch.device) -> float:
 
 
 @torch.inference_mode()
-def passes(pair: Pair, ids: Sequence[int], repeats: int) -> tuple[list[float], float, float]:
-    """Seconds of the target's pass over 1, 2, ... rows, of the draft's over one, and of a draft step."""
+def passes(
+    pair: Pair, ids: Sequence[int], counts: Sequence[int], repeats: int
+) -> tuple[list[float], float, float]:
+    """Seconds of the target's passes over ``counts`` rows, of the draft's over one, and of a draft step."""
     target, draft = pair.target, pair.drafter.model
     device, settings = target.device, Settings(temperature=1.0)
     caches = target.new_cache(), draft.new_cache()
     target.prefill(ids, caches[0])
     draft.prefill(ids, caches[1])
-    rows = torch.tensor(ids[: MOST + 1], device=device)
+    rows = torch.tensor(ids[: max(counts)], device=device)
     u = torch.tensor([0.5], dtype=torch.float64, device=device)
 
     def score(count: int) -> None:
@@ -67,7 +68,7 @@ def passes(pair: Pair, ids: Sequence[int], repeats: int) -> tuple[list[float], f
     def step() -> None:
         batched.draw(batched.distributions(propose(), settings).p, u)
 
-    works = [lambda count=count: score(count) for count in range(1, MOST + 2)]
+    works = [lambda count=count: score(count) for count in counts]
     *by_rows, draft_pass, draft_step = timed([*works, propose, step], device, repeats)
     return by_rows, draft_pass, draft_step
 

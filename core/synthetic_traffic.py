@@ -59,23 +59,31 @@ class Watch(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Traffic:
-    """A round's launches (operations where there is no card), waits of the host and copies to it."""
+    """A round's launches (operations where there is no card), waits of the host, copies to it, and drafts."""
 
     launches: float
     waits: float
     copies: float | None
+    drafted: float
 
 
-def traffic(pair: Pair, ids: Sequence[int], k: int, rounds: int = 6) -> Traffic:
+def waits(pair: Pair, ids: Sequence[int], k: int, rounds: int = 4) -> Traffic:
+    """The same as ``traffic`` without launches and copies, which take a profiler on a card."""
+    return traffic(pair, ids, k, rounds, profiled=False)
+
+
+def traffic(pair: Pair, ids: Sequence[int], k: int, rounds: int = 6, profiled: bool = True) -> Traffic:
     """Means over a few rounds with K = ``k`` that follow a first one."""
+    drafted: list[int] = []
     settings = Settings(temperature=1.0, num_draft_tokens=k, max_new_tokens=rounds * (k + 1) + k + 2)
 
     def play(watch: Callable[[], contextlib.AbstractContextManager]):
         generation = Engine(pair, cache_bytes=0, batched=True).generate(ids, settings)
         next(generation)
+        drafted.clear()
         with watch() as watched:
-            for _ in itertools.islice(generation, rounds):
-                pass
+            for round_ in itertools.islice(generation, rounds):
+                drafted.append(round_.drafted)
             if pair.info.device == "cuda":
                 torch.cuda.synchronize()
         generation.close()
@@ -83,11 +91,14 @@ def traffic(pair: Pair, ids: Sequence[int], k: int, rounds: int = 6) -> Traffic:
 
     if pair.info.device != "cuda":
         watch = play(Watch().watching)
-        return Traffic(watch.operations / rounds, watch.waits.total() / rounds, None)
-    events = play(_profiler).key_averages()
-    launches = sum(event.count for event in events if "LaunchKernel" in event.key)
-    copies = sum(event.count for event in events if event.key.startswith("Memcpy DtoH"))
-    return Traffic(launches / rounds, len(play(_sync_warnings)) / rounds, copies / rounds)
+        found = watch.operations / rounds, watch.waits.total() / rounds, None
+        return Traffic(*found, sum(drafted) / rounds)
+    launches, copies = 0.0, None
+    if profiled:
+        events = play(_profiler).key_averages()
+        launches = sum(event.count for event in events if "LaunchKernel" in event.key) / rounds
+        copies = sum(event.count for event in events if event.key.startswith("Memcpy DtoH")) / rounds
+    return Traffic(launches, len(play(_sync_warnings)) / rounds, copies, sum(drafted) / rounds)
 
 
 def _profiler() -> torch.profiler.profile:

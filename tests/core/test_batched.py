@@ -343,7 +343,7 @@ def test_a_round_needs_no_value_and_mixes_no_devices(verifier):
         real = real_pair()
     trimmed = ModelDrafter(real.drafter.model, torch.arange(VOCABULARY))
     trimmed = dataclasses.replace(real, drafter=trimmed)
-    lean = scripted_pair(*(random_decoder(sizes, "bfloat16", meta) for sizes in SMALL), 0.5, "bfloat16")
+    lean = scripted_pair(*(random_decoder(sizes, "none", meta) for sizes in SMALL), 0.5, "none")
     names = ("all", "penalty", "greedy, penalty", "no drafts")
     for pair, name in zip((trimmed, lean, real, lean), names, strict=True):
         settings = SETTINGS[name]

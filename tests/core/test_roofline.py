@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from core import bench, bench_roofline, cards, fake_pairs, nf4_dispatch, roofline
+from core import bench, bench_roofline, cards, fake_pairs, nf4_dispatch, roofline, roofline_here
 from core.auto_k import MOST
 from core.cards import Card
 from core.metrics import expected_tokens
@@ -170,14 +170,14 @@ def test_a_card_that_is_here_is_measured(capsys, monkeypatch, work):
     )
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: facts)
-    monkeypatch.setattr(bench_roofline, "copy_speed", lambda size, device: 600e9)
+    monkeypatch.setattr(roofline_here, "copy_speed", lambda size, device: 600e9)
     timed = Host(3e-6, 1e-6, 30e-6, 1e-3, 1e-6, 1.0)
-    monkeypatch.setattr(bench_roofline, "measure_host", lambda device: timed)
+    monkeypatch.setattr(roofline_here, "measure_host", lambda device: timed)
     status, said, _ = run(capsys, "--roofline", "here")
     assert status == 0 and said.startswith("An estimate: of this card")
     assert "A card: 600 GB/s, measured here; capability 8.6" in said and "3.0 µs a launch" in said
 
 
 def test_the_host_is_timed_by_single_calls():
-    found = bench_roofline.measure_host(torch.device("cpu"))
+    found = roofline_here.measure_host(torch.device("cpu"))
     assert found.launch > 0 and found.view > 0 and found.copy == 1 and found.kernel == roofline.HOST.kernel
