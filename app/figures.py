@@ -12,9 +12,9 @@ import json
 import gradio as gr
 
 from app.answer import Answer
-from app.card import UNDEFINED
 from app.conversation import Turn
 from app.display import as_html
+from app.why import UNDEFINED
 from core.drafters.names import TREE_DRAFTERS
 
 # The first ones stand two in a row; those in WIDE have a row of their own.
