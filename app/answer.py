@@ -128,6 +128,15 @@ class Answer:
         return self.costs.speedup(self.figures().conditional_acceptance, ks)
 
     @property
+    def measured_speedup(self) -> float | None:
+        """Its tokens per second over those of plain rounds as they were timed with ``costs``; None where
+        either is unknown. ``Turn.speedup`` has the one over a plain repetition."""
+        speed = self.figures().tokens_per_second
+        if self.costs is None or speed is None or not self.drafted:
+            return None
+        return speed * self.costs.round_seconds(0)
+
+    @property
     def context_tokens(self) -> int | None:
         return self.rounds[-1].context_tokens if self.rounds else self.prompt_tokens
 

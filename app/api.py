@@ -25,12 +25,14 @@ import gradio as gr
 from app.conversation import Conversation, Refused
 from app.desk import Desk
 from app.events import SIGN_OF_LIFE_EVERY, TICK
+from core.auto_k import usual_k
 from core.history import flatten_history
 from core.records import Settings
 from core.settings import LOSSY, SettingsError, parse_flag, parse_settings
 from core.text import PromptError
 
 _DEFAULTS = Settings()
+_OF_K = ("num_draft_tokens", "auto_draft_tokens")
 
 
 def add(desk: Desk) -> None:
@@ -45,8 +47,8 @@ def add(desk: Desk) -> None:
         top_p: float = _DEFAULTS.top_p,
         min_p: float = _DEFAULTS.min_p,
         repetition_penalty: float = _DEFAULTS.repetition_penalty,
-        num_draft_tokens: int = _DEFAULTS.num_draft_tokens,
-        auto_draft_tokens: bool = _DEFAULTS.auto_draft_tokens,
+        num_draft_tokens: int | None = None,
+        auto_draft_tokens: bool | None = None,
         verifier: str = _DEFAULTS.verifier,
         acceptance_threshold: float | None = None,
         drafter: str | None = None,
@@ -62,8 +64,7 @@ def add(desk: Desk) -> None:
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
-            num_draft_tokens=num_draft_tokens,
-            auto_draft_tokens=auto_draft_tokens,
+            **_usual_k(desk, num_draft_tokens, auto_draft_tokens),
             verifier=verifier,
             acceptance_threshold=acceptance_threshold,
             tree_width=tree_width,
@@ -84,7 +85,9 @@ def add(desk: Desk) -> None:
             "Write a reply to message: the text so far, each time it has grown. history: earlier messages,"
             " [{'role': 'user' or 'assistant', 'content': text}, ...] or pairs [question, answer]."
             " num_draft_tokens: K, 0 for the target alone. auto_draft_tokens: K is chosen before each round,"
-            " at most num_draft_tokens, where it was measured what passes cost. verifier: 'token' or 'block',"
+            " at most num_draft_tokens, where it was measured what passes cost. With neither, K is"
+            f" {_DEFAULTS.num_draft_tokens}, and on a card chosen automatically."
+            " verifier: 'token' or 'block',"
             f" how drafts are judged, both exact; {', '.join(map(repr, LOSSY))} are for teaching, not exact,"
             " with acceptance_threshold, blank for each rule's usual one. drafter: how drafts are made, of"
             " those that /pair lists; none is the pair's own. tree_width: candidates a position, for drafters"
@@ -141,6 +144,13 @@ def reply(
     sentence = answer.error or (answer.reply and answer.reply.error)
     if sentence:
         raise gr.Error(sentence, print_exception=False)
+
+
+def _usual_k(desk: Desk, num_draft_tokens: object, auto_draft_tokens: object) -> dict[str, object]:
+    """Both as they were told, or else as is usual where the pair runs; they are not checked yet."""
+    engine = desk.loading.engine
+    device, costs = ("cpu", None) if engine is None else (engine.pair.info.device, engine.pair.costs)
+    return dict(zip(_OF_K, usual_k(device, costs, num_draft_tokens, auto_draft_tokens), strict=True))
 
 
 def _growing(answer: Any) -> Iterator[str]:

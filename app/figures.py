@@ -52,6 +52,13 @@ FIGURES = (
         "judged.",
     ),
     (
+        "speedup",
+        "Speed-up",
+        "Over plain decoding. Predicted from costs measured at load and the acceptance of this reply; "
+        "measured is its tokens/s against a plain round as timed at load. Answer again plainly times this "
+        "very reply.",
+    ),
+    (
         "prefill",
         "Prefill",
         "The time both models took to read what was new of the prompt, and its share of the reply's time.",
@@ -69,7 +76,7 @@ FIGURES = (
     ),
 )
 METER = "<progress class='context-meter' max='1' value='0' aria-hidden='true'></progress>"
-WIDE = ("finish", "drafting", "prefill", "reused", "context", "seed")
+WIDE = ("finish", "drafting", "speedup", "prefill", "reused", "context", "seed")
 
 ENDINGS = {
     "eos_token": "end of text",
@@ -81,8 +88,8 @@ ENDINGS = {
 }
 
 PREDICTED = (
-    "From this reply’s acceptance and what passes cost on this machine, as if acceptances were independent: "
-    "on real text mostly a little too high."
+    "Predicted from costs measured at load and the acceptance of this reply, as if acceptances were "
+    "independent: on real text mostly a little too high."
 )
 
 SCRIPT = """
@@ -143,6 +150,7 @@ def figures_value(answer: Answer | None) -> str:
         "emitted": str(figures.emitted),
         "finish": ENDINGS.get(answer.finish_reason or "", answer.finish_reason),
         "drafting": _drafting(answer),
+        "speedup": _speedup(answer),
         "prefill": _prefill(answer),
         "reused": _reused(answer),
         "context": None if context is None else f"{context:,} of {context_length:,} tokens",
@@ -165,6 +173,17 @@ def _drafting(answer: Answer) -> str:
     rule = answer.not_exact or f"by {settings.verifier}"
     width = f", tree of {settings.tree_width}" if settings.tree_width > 1 and who in TREE_DRAFTERS else ""
     return f"{who}, {k}{width}, {rule}"
+
+
+def _speedup(answer: Answer) -> str | None:
+    """Predicted and measured, one as undefined where only the other is known."""
+    predicted, measured = (
+        None if value is None else f"{value:.2f}×"
+        for value in (answer.predicted_speedup if answer.drafted else None, answer.measured_speedup)
+    )
+    if predicted is None and measured is None:
+        return None
+    return f"predicted {predicted or UNDEFINED}, measured {measured or UNDEFINED}"
 
 
 def _prefill(answer: Answer) -> str | None:

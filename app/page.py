@@ -151,11 +151,11 @@ def _watch_loading(
     parts: tuple[Chat, ModelsTab, SettingsPanel, DraftersTab],
 ) -> None:
     """Keep every open page told of what is loaded and how far loading is, whoever began it."""
-    chat, models, *_ = parts
+    chat, models, panel, drafters = parts
     seen, timer = gr.State(0), gr.Timer(LOADING_SECONDS)
     watching = [component for part in parts for component in part.watching]
 
-    def look(seen_number: int, session: str, browser: object) -> dict:
+    def look(seen_number: int, session: str, browser: object, chosen: bool) -> dict:
         state = desk.loading
         # Before the conversation is known nothing can be asked: what opens it would cover the reply.
         if state.number == seen_number or not is_known(session, browser):
@@ -163,12 +163,12 @@ def _watch_loading(
         info = state.engine.pair.info if state.engine is not None else None
         update = {seen: state.number, header: masthead(info)}
         update[timer] = gr.Timer(LOADING_SECONDS if state.loading else WATCH_SECONDS)
-        for part in parts:
+        for part in (chat, models, drafters):
             update |= part.show_loading(state)
-        return update
+        return update | panel.show_loading(state, chosen)
 
     shown = [seen, timer, header, *watching]
-    looked = [seen, chat.session, chat.browser]
+    looked = [seen, chat.session, chat.browser, panel.chosen]
     gr.on([chat.session.change, timer.tick], look, looked, shown, **AT_ONCE)
     for event in (*chat.changing, *models.changing):
         event.then(look, looked, shown, **AT_ONCE)

@@ -16,7 +16,7 @@ from app import zero_gpu
 from app.display import as_html
 from app.events import AT_ONCE
 from app.loading import Loader, LoadingState
-from core.auto_k import MOST
+from core.auto_k import MOST, usual_k
 from core.drafters.names import TREE_DRAFTERS, title
 from core.records import DOMAINS, Settings
 from core.settings import (
@@ -29,7 +29,10 @@ from core.settings import (
 )
 
 DEFAULTS = Settings()
-AUTO_INFO = "Before each round, at most K, from measured costs and this reply's acceptance."
+AUTO_INFO = (
+    "Before each round, at most K, from measured costs and this reply's acceptance. Usual on a card; "
+    "what you choose stays."
+)
 NO_DRAFT = "Not with this pair: the target writes alone."
 NOT_LENT = "Not on ZeroGPU, where the GPU is lent to replies alone and passes are not timed."
 NOT_MEASURED = "What this pair's passes cost is not known: measure it under Models."
@@ -100,6 +103,8 @@ class SettingsPanel:
         self.inputs += [self.domain, self.record, *self._not_exact()]
         # Not input: where a pair cannot choose K, the box is emptied, and K is what it was.
         self.auto.change(switch_auto, [self.auto, self.k, self._fixed], [self.k, self._fixed], **AT_ONCE)
+        # Input: only a person's own choice counts as one.
+        gr.on([self.auto.input, self.k.input], lambda: True, None, self.chosen, **AT_ONCE)
         self.drafter.change(tree_update, self.drafter, self.tree_width, **AT_ONCE)
         self.lossy.change(threshold_update, self.lossy, self.threshold, **AT_ONCE)
         self.use_suggested.click(self._suggested, None, [*self._suggestible.values()], **AT_ONCE)
@@ -133,6 +138,7 @@ class SettingsPanel:
             info=K_INFO,
             elem_id="num-draft-tokens",
         )
+        self.chosen = gr.State(False)  # whether somebody has chosen K here, or that it is automatic
         self._fixed = gr.State(DEFAULTS.num_draft_tokens)  # K as it was before it was chosen automatically
         self.auto = gr.Checkbox(
             DEFAULTS.auto_draft_tokens,
@@ -222,13 +228,13 @@ class SettingsPanel:
         """What ``show_loading`` changes."""
         return [self.suggestion, self.suggested, self.auto, self.drafter, self.tree_width]
 
-    def show_loading(self, state: LoadingState) -> dict:
-        """The panel's part of a new state of the loader."""
+    def show_loading(self, state: LoadingState, chosen: bool) -> dict:
+        """The panel's part of a new state of the loader; ``chosen``: somebody has chosen K here."""
         said = suggestion(state.engine.pair.suggested) if state.engine is not None else ""
         return {
             self.suggestion: gr.update(visible=bool(said)),
             self.suggested: said,
-            self.auto: auto_update(state),
+            self.auto: auto_update(state, chosen),
             self.drafter: drafter_update(state),
             self.tree_width: gr.update(visible=False, value=DEFAULTS.tree_width),
         }
@@ -254,13 +260,15 @@ def _short(
     return gr.Textbox(text, label=label, info=info, min_width=110, elem_id=elem_id, placeholder=placeholder)
 
 
-def auto_update(state: LoadingState) -> dict:
-    """The box for automatic K: where the pair that answers has no costs it is empty, and says why."""
+def auto_update(state: LoadingState, chosen: bool) -> dict:
+    """The box for automatic K: where the pair that answers has no costs it is empty, and says why. A person's
+    own choice stays; where there was none, it is ticked on a card."""
     if state.engine is None:
         return gr.update(interactive=False)
     pair = state.engine.pair
     if pair.costs is not None:
-        return gr.update(interactive=True, info=AUTO_INFO)
+        own = {} if chosen else {"value": usual_k(pair.info.device, pair.costs)[1]}
+        return gr.update(interactive=True, info=AUTO_INFO, **own)
     why = NO_DRAFT if pair.info.drafter == "plain" else NOT_LENT if zero_gpu.active() else NOT_MEASURED
     return gr.update(interactive=False, value=False, info=why)
 

@@ -16,13 +16,29 @@ from collections.abc import Sequence
 
 from core.costs import Costs
 from core.metrics import expected_tokens
-from core.records import Token
+from core.records import Settings, Token
 
 MOST = 8  # the largest K whose costs are measured
 PRIOR_WEIGHT = 6.0  # tested positions that the prior counts for
 POSITION_WEIGHT = 12.0  # tested positions that a domain's mean counts for, at each position of a block
 MEMORY = 0.97  # what a tested position counts for after another one was: the last thirty matter
 PROBE_AFTER = 24  # rounds without drafts
+
+
+def usual_k(
+    device: str, costs: Costs | None, k: int | None = None, auto: bool | None = None
+) -> tuple[int, bool]:
+    """K and whether it is chosen automatically; ``k`` and ``auto`` are what a person said, None is nothing.
+
+    On a card K is chosen automatically unless somebody named one: what pays off there depends on launches and
+    bandwidth more than on the draft. That takes ``costs``; without them, and on a processor, K is fixed.
+    """
+    on_card = device == "cuda" and costs is not None
+    if auto is None:
+        auto = on_card and k is None
+    if k is None:
+        k = MOST if on_card and auto else Settings().num_draft_tokens
+    return k, auto
 
 
 class _Mean:

@@ -5,6 +5,7 @@
         [--temperature 0 0.8] [--against transformers,llama.cpp,flashspec]
         [--conversation TOKENS] [--session REPLIES] [--json FILE]
     python -m core.bench --device cuda --synthetic [--json FILE]
+    python -m core.bench --device cuda --roofline CARD [--pair NAME]
 
 Runs code and prose prompts of ``data/prompts`` plainly, with each K and verifier, and with the peers on the
 same weights: transformers alone and with the same draft at K = 2, 4 and 8, llama.cpp on the same GGUF file,
@@ -23,7 +24,8 @@ tokens come, everything from the first token to the end. Load averages at start 
 machines are shared; they cannot tell this program's own load from others', so read ratios rather than speeds.
 
 ``--synthetic`` measures a large pair of random weights on a card instead, without downloads
-(``core.bench_synthetic``). Reports, and judges no speed; does not check that replies are right: tests do.
+(``core.bench_synthetic``). ``--roofline`` estimates what a card that is not here would reach
+(``core.bench_roofline``). Reports, and judges no speed; does not check that replies are right: tests do.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from core import bench_synthetic
+from core import bench_roofline, bench_synthetic
 from core.bench_machine import load_average, machine, measure_limit
 from core.bench_measured import AUTO, DOMAINS, PEERS, Options, Way
 from core.bench_report import Report, as_json, as_text
@@ -54,6 +56,7 @@ from core.bench_run import (
     warm_up,
 )
 from core.calibration import measure_again
+from core.cards import CardError
 from core.chat import encode_chat
 from core.engine import Engine
 from core.machine.progress import Progress
@@ -120,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="instead, a 7B-shaped pair of random weights on a CUDA card (of the flags only --json counts)",
     )
+    bench_roofline.add_arguments(parser)
     add_pair_arguments(parser)
     return parser
 
@@ -235,6 +239,20 @@ def write_json(report: Report, path: str) -> None:
         raise BenchError(f"{path} cannot be written: {(error.strerror or str(error)).lower()}.") from error
 
 
+def _estimate(given: argparse.Namespace) -> int:
+    """The run of ``--roofline``; its exit status."""
+    try:
+        if given.target or given.draft:
+            raise bench_roofline.RooflineError(
+                "An estimate is of a pair of the catalogue: choose one with --pair in place of --target."
+            )
+        found = bench_roofline.run(given.roofline, given.pair, given.quantize, given.alpha, given.host_speed)
+    except (CardError, bench_roofline.RooflineError) as error:
+        print(printable(str(error)), file=sys.stderr)
+        return 2
+    return put_out(found)
+
+
 def main(
     arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progress], Pair] = load_pair
 ) -> int:
@@ -246,6 +264,8 @@ def main(
     use_utf8()
     if given.synthetic:
         return bench_synthetic.run("cuda", json=given.json)
+    if given.roofline is not None:
+        return _estimate(given)
     try:
         options = parse_options(given)
         spec = pair_spec(given, os.environ) or embedded_spec()

@@ -12,8 +12,9 @@ The last two lines choose the pair as ``app.py`` does (``core.models.flags``); w
 variables that stand for them, it is the embedded one. What is missing of a pair is downloaded without asking.
 
 ``--k auto`` chooses K before each round, by what passes cost on this machine (``core.calibration``, measured
-once) and by the reply's own acceptance. ``--verifier block`` judges a round's drafts together. ``--drafter``
-chooses another way to draft than the pair's own (``core.drafters.names``).
+once) and by the reply's own acceptance; on a card that is what happens without ``--k``. ``--verifier block``
+judges a round's drafts together. ``--drafter`` chooses another way to draft than the pair's own
+(``core.drafters.names``).
 
 On a terminal every token shows its fate (``core.terminal``; ``NO_COLOR`` is respected); a file or a pipe
 gets the reply's text. ``--json`` prints one JSON object a line: each round (``"type": "round"``), then the
@@ -88,6 +89,7 @@ class Request:
     json: bool
     show_discarded: bool
     drafter: str | None = None  # None is the pair's own
+    k_named: bool = True  # or else K is what is usual where the pair runs
 
 
 # --- Input -------------------------------------------------------------------------------------------------
@@ -102,13 +104,14 @@ def parse_request(arguments: Sequence[str] | None = None) -> Request:
     if given.domain not in CHOICES:
         raise InputError(f"Domain must be one of {', '.join(CHOICES)}, not {given.domain!r}.")
     auto = given.k == "auto"
+    k = Settings().num_draft_tokens if given.k is None else given.k
     settings = parse_settings(
         temperature=given.temperature,
         top_k=given.top_k,
         top_p=given.top_p,
         min_p=given.min_p,
         repetition_penalty=given.repetition_penalty,
-        num_draft_tokens=MOST if auto else given.k,
+        num_draft_tokens=MOST if auto else k,
         auto_draft_tokens=auto,
         max_new_tokens=given.max_new_tokens,
         stop=[clean_text(stop) for stop in given.stop],
@@ -119,7 +122,14 @@ def parse_request(arguments: Sequence[str] | None = None) -> Request:
     )
     pair = pair_spec(given, os.environ) or embedded_spec()
     return Request(
-        _messages(given), settings, pair, given.domain, given.json, given.show_discarded, given.drafter
+        _messages(given),
+        settings,
+        pair,
+        given.domain,
+        given.json,
+        given.show_discarded,
+        given.drafter,
+        k_named=given.k is not None,
     )
 
 
@@ -139,9 +149,9 @@ def _parser() -> argparse.ArgumentParser:
     usual = Settings()
     parser.add_argument(
         "--k",
-        default=usual.num_draft_tokens,
         metavar="N",
-        help=f"draft tokens a round, 0 is plain, auto chooses up to {MOST} (%(default)s)",
+        help=f"draft tokens a round, 0 is plain, auto chooses up to {MOST} (on a card auto, else"
+        f" {usual.num_draft_tokens})",
     )
     parser.add_argument(
         "--verifier",
@@ -356,6 +366,9 @@ def main(arguments: Sequence[str] | None = None, load: Callable[[PairSpec, Progr
         with heard(progress_printer(sys.stderr)) as progress:
             progress("Loading PyTorch", None)
             pair = load(request.pair, progress).drafting(request.drafter)
+            if not request.k_named and pair.info.device == "cuda" and pair.drafter is not None:
+                settings = replace(request.settings, num_draft_tokens=MOST, auto_draft_tokens=True)
+                request = replace(request, settings=settings)
             if request.settings.auto_draft_tokens:
                 request = _measured(pair, request, progress)
             progress("", None)

@@ -15,12 +15,13 @@ from collections.abc import Iterator, Sequence
 import torch
 import transformers
 
+from core.drafters.base import Drafter
 from core.drafters.model import ModelDrafter
 from core.models.base import Cache, Scorer, Stop
 from core.models.decoder import Decoder
 from core.models.linear import Nf4Linear
-from core.models.linear.forms import maker
 from core.models.pair import Pair
+from core.models.quantize import maker
 from core.records import PairInfo
 
 CONTEXT = 2048
@@ -63,7 +64,8 @@ SMALL = (
         tie_word_embeddings=True,
     ),
 )
-FORMS = {"nf4": Nf4Linear, "bfloat16": maker("bfloat16")}
+FORMS = ("nf4", "none")  # of a target's layers
+STEADY = 7  # the id that a steady target always thinks next
 SPREAD = 0.02  # standard deviation of a weight
 
 
@@ -111,16 +113,30 @@ def random_model(sizes: dict, device: torch.device, dtype: torch.dtype, spread: 
     return model.to(device)  # its rotary embedding was made elsewhere
 
 
-def random_decoder(sizes: dict, form: str, device: torch.device) -> Decoder:
-    """A decoder of these sizes, layers in ``form`` (of ``FORMS``), the rest in bfloat16, weights random.
+def random_decoder(
+    sizes: dict, form: str, device: torch.device, dtype: torch.dtype = torch.bfloat16
+) -> Decoder:
+    """A decoder of these sizes, layers in ``form`` (of ``FORMS``), the rest in ``dtype``, weights random.
 
     Layers are made one by one, so that a 7B in NF4 needs little more than the 6 GB it ends with.
     """
-    model = _without_layers(sizes, device, torch.bfloat16, SPREAD)
+    model = _without_layers(sizes, device, dtype, SPREAD)
     layers = _Layers(model.model.layers)
     layers.device = device
     model.model.layers = layers
-    return Decoder.from_model(model, FORMS[form], FORMS["bfloat16"])
+    return Decoder.from_model(model, maker(form, dtype), maker("none", dtype))
+
+
+def dtype_word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def config_of(sizes: dict) -> dict[str, object]:
+    """What a ``config.json`` of such a model says that counts hang on."""
+    tied = sizes.get("tie_word_embeddings", False)
+    head = sizes["hidden_size"] // sizes["num_attention_heads"]
+    more = dict(model_type="qwen2", max_position_embeddings=CONTEXT, head_dim=head, tie_word_embeddings=tied)
+    return {**sizes, **more}
 
 
 def weight_bytes(decoder: Decoder) -> int:
@@ -192,6 +208,19 @@ class NoText:
 def scripted_pair(target: Decoder, draft: Decoder, acceptance: float, form: str) -> Pair:
     """Both behind the script, as the engine takes them; ``form`` is the target's, for the record."""
     p, q = script(acceptance, target.vocabulary, draft.vocabulary, target.device)
+    drafter = ModelDrafter(Scripted(draft, q), vocabulary=target.vocabulary)
+    return _pair(Scripted(target, p), drafter, form)
+
+
+def steady_pair(target: Decoder, drafter: Drafter | None, form: str) -> Pair:
+    """A target that always thinks ``STEADY`` next, so that lookup and recycling find what they propose."""
+    row = torch.full((target.vocabulary,), -100.0, device=target.device)
+    row[STEADY] = 0
+    return _pair(Scripted(target, row), drafter, form)
+
+
+def _pair(target: Scripted, drafter: Drafter | None, form: str) -> Pair:
+    dtype = dtype_word(getattr(target.scorer, "dtype", torch.float32))  # which transformers' keeps to itself
     info = PairInfo(
         pair="synthetic",
         target="random, 7B-shaped" if target.vocabulary == LARGE[0]["vocab_size"] else "random, small",
@@ -201,11 +230,10 @@ def scripted_pair(target: Decoder, draft: Decoder, acceptance: float, form: str)
         quantization="nf4" if form == "nf4" else "none",
         draft_quantization="none",
         device=target.device.type,
-        drafter=ModelDrafter.name,
+        drafter="plain" if drafter is None else drafter.name,
         context_length=CONTEXT,
         draft_context_length=CONTEXT,
-        dtype="bfloat16",
-        draft_dtype="bfloat16",
+        dtype=dtype,
+        draft_dtype=dtype,
     )
-    drafter = ModelDrafter(Scripted(draft, q), vocabulary=target.vocabulary)
-    return Pair(info, NoText(), Scripted(target, p), drafter, frozenset())
+    return Pair(info, NoText(), target, drafter, frozenset())

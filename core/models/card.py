@@ -18,7 +18,12 @@ def half() -> str:
 
     if not torch.cuda.is_available() or torch.version.hip is not None:
         return "bfloat16"
-    return "bfloat16" if torch.cuda.get_device_capability() >= OWN_BFLOAT16 else "float16"
+    return half_of(torch.cuda.get_device_capability())
+
+
+def half_of(capability: tuple[int, int]) -> str:
+    """The same of an NVIDIA card of this compute capability."""
+    return "bfloat16" if capability >= OWN_BFLOAT16 else "float16"
 
 
 def unknown() -> str | None:

@@ -147,6 +147,20 @@ def test_the_prediction_from_costs_and_acceptance_stands_beside_the_measurement(
     assert f"predicted <b>{promised}</b>" in comparison(turn) or promised is None
 
 
+def test_the_speed_up_stands_beside_the_first_reply():
+    """6 tokens in 1.75 s, where a plain round takes 0.5 s: 1.71 measured."""
+    answer = answer_of("aaab", "axdr")
+    assert "speedup" not in json.loads(figures_value(answer))
+    answer.costs = Costs(draft=0.25, verify=(0.5,) * 9)
+    # 2 of 2, 1 of 2, none tested behind: E(3) = 1 + 1 + 1/2 + 1/2 of 1 in 0.5 + 0.75 s
+    assert json.loads(figures_value(answer))["speedup"] == "predicted 1.20×, measured 1.71×"
+    answer.costs = Costs(draft=0.25, verify=(0.5, 0.5))  # K = 3 was not measured
+    assert json.loads(figures_value(answer))["speedup"] == "predicted –, measured 1.71×"
+    plain = answer_of("p", "p", k=0)
+    plain.costs = Costs(draft=0.25, verify=(0.5,) * 9)
+    assert "speedup" not in json.loads(figures_value(plain))
+
+
 def test_no_comparison_with_a_reply_that_says_nothing():
     turn = Turn("Count.", [answer_of("aaab"), answer_of(kind=PLAIN, k=0)])
     assert "cannot be compared" in comparison(turn) and "–" in comparison(turn)

@@ -560,6 +560,31 @@ def test_another_pair_is_loaded_while_the_chat_goes_on_and_every_browser_learns_
     expect(two.page.locator("#message textarea")).to_have_attribute("placeholder", "No models are loaded.")
 
 
+def test_on_a_card_k_is_automatic_and_a_choice_of_ones_own_stays(serve, tab):
+    served = serve(LONG, info=dataclasses.replace(PAIR, device="cuda"))
+    page = tab(served.url).ready()
+    auto = page.page.locator("#auto-draft-tokens input")
+    k = page.page.locator("#num-draft-tokens input").first
+    page.page.click("#open-settings")
+    expect(auto).to_be_checked()
+    expect(k).to_have_value("8")
+    page.page.click("#settings .toggle-button")
+    page.ask("Go.")
+    expect(page.page.locator("[data-figure=drafting]")).to_contain_text("K auto")
+    expect(page.page.locator("[data-figure=speedup]")).to_have_text(
+        re.compile(r"^predicted \d\.\d\d×, measured \d+\.\d\d×$")
+    )
+    page.page.click("#open-settings")
+    auto.uncheck()
+    expect(k).to_have_value("3")
+    served.engine.pair.notes = ("Looked at again.",)
+    served.desk.loader.renew()  # as when another pair was loaded
+    page.page.get_by_role("tab", name="Models").click()
+    expect(page.page.locator("#runs")).to_contain_text("Looked at again.")
+    expect(auto).not_to_be_checked()
+    expect(k).to_have_value("3")
+
+
 def test_k_is_chosen_automatically_where_costs_are_known_and_drafts_may_be_judged_in_blocks(
     serve, tab, monkeypatch
 ):

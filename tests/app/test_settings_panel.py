@@ -81,17 +81,29 @@ def test_choosing_k_automatically_makes_the_slider_the_most_and_gives_the_fixed_
 def test_k_can_be_chosen_only_where_the_costs_of_the_pair_are_known(monkeypatch):
     engine = ToyEngine("Yes.")
     loader = Loader(lambda spec, progress: engine)
-    assert auto_update(loader.state)["interactive"] is False  # nothing runs yet
+    assert auto_update(loader.state, False)["interactive"] is False  # nothing runs yet
     loader.start(wait=True)
-    update = auto_update(loader.state)
+    update = auto_update(loader.state, True)
     assert update["interactive"] and "value" not in update  # what was chosen stays
     engine.pair.costs = None
-    refused = auto_update(loader.state)
+    refused = auto_update(loader.state, True)
     assert (refused["interactive"], refused["value"], refused["info"]) == (False, False, NOT_MEASURED)
     monkeypatch.setattr(zero_gpu, "active", lambda: True)
-    assert auto_update(loader.state)["info"] == NOT_LENT
+    assert auto_update(loader.state, True)["info"] == NOT_LENT
     engine.pair.info = dataclasses.replace(engine.pair.info, drafter="plain")
-    assert auto_update(loader.state)["info"] == NO_DRAFT
+    assert auto_update(loader.state, True)["info"] == NO_DRAFT
+
+
+def test_on_a_card_k_is_automatic_until_somebody_chooses():
+    engine = ToyEngine("Yes.")
+    loader = Loader(lambda spec, progress: engine)
+    loader.start(wait=True)
+    assert auto_update(loader.state, False)["value"] is False  # toys are on the processor
+    engine.pair.info = dataclasses.replace(engine.pair.info, device="cuda")
+    assert auto_update(loader.state, False)["value"] is True
+    assert "value" not in auto_update(loader.state, True)
+    engine.pair.costs = None  # could not be measured
+    assert auto_update(loader.state, False)["value"] is False
 
 
 @pytest.mark.parametrize(
@@ -120,11 +132,11 @@ def test_what_the_model_suggests_is_shown_and_fills_the_fields_at_a_press():
     loader = Loader(lambda spec, progress: engine)
     with gr.Blocks(analytics_enabled=False):
         panel = SettingsPanel(loader)
-    assert panel.show_loading(loader.state)[panel.suggested] == ""
+    assert panel.show_loading(loader.state, False)[panel.suggested] == ""
     loader.start(wait=True)
-    assert not panel.show_loading(loader.state)[panel.suggestion]["visible"]
+    assert not panel.show_loading(loader.state, False)[panel.suggestion]["visible"]
     engine.pair.suggested = {"temperature": 0.6, "top_k": 20}
-    assert "suggests temperature 0.6, top-k 20." in panel.show_loading(loader.state)[panel.suggested]
+    assert "suggests temperature 0.6, top-k 20." in panel.show_loading(loader.state, False)[panel.suggested]
     filled = panel._suggested()
     values = [filled.get(component, component.value) for component in panel.inputs]
     settings = read_settings(*values).settings

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from core.auto_k import PROBE_AFTER, AutoK
+from core.auto_k import MOST, PROBE_AFTER, AutoK, usual_k
 from core.costs import Costs
 from core.engine import Engine
 from core.metrics import expected_tokens
@@ -34,6 +34,23 @@ def learned(costs: Costs, overlaps, rounds: int = 60, prior: float = 0.5) -> Aut
 def test_it_finds_the_best_k_for_a_steady_acceptance(costs, a):
     best = max(range(9), key=lambda k: expected_tokens(a, k) / (k * costs.draft + costs.verify[k]))
     assert learned(costs, [a] * 8).choose("prose", 16) == best
+
+
+@pytest.mark.parametrize(
+    ("device", "costs", "k", "auto", "expected"),
+    [
+        ("cpu", FREE, None, None, (3, False)),
+        ("cuda", FREE, None, None, (MOST, True)),
+        ("cuda", None, None, None, (3, False)),  # nothing was measured
+        ("cuda", FREE, 5, None, (5, False)),  # somebody's own K
+        ("cuda", FREE, 0, None, (0, False)),
+        ("cuda", FREE, None, False, (3, False)),
+        ("cuda", FREE, 5, True, (5, True)),
+        ("cpu", FREE, None, True, (3, True)),
+    ],
+)
+def test_what_is_usual_depends_on_the_device_and_gives_way(device, costs, k, auto, expected):
+    assert usual_k(device, costs, k, auto) == expected
 
 
 def test_positions_differ():

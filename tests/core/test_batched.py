@@ -12,7 +12,6 @@ import torch
 
 from core import device_rule, sampling
 from core.batched import Batched, Lookahead
-from core.bench_synthetic import Watch
 from core.costs import Costs
 from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
@@ -24,6 +23,7 @@ from core.models.transformers_decoder import TransformersDecoder
 from core.records import Fate, Settings
 from core.reuse import Kept
 from core.synthetic import SMALL, random_decoder, scripted_pair
+from core.synthetic_traffic import Watch
 from tests.core.models_on_disk import VOCABULARY, make_model, make_near
 from tests.core.test_drafters import Padded, known
 from tests.core.toys import INFO, ToyTokenizer, path, table, toy_pair
@@ -344,7 +344,7 @@ def test_a_round_needs_no_value_and_mixes_no_devices(verifier):
         real = real_pair()
     trimmed = ModelDrafter(real.drafter.model, torch.arange(VOCABULARY))
     trimmed = dataclasses.replace(real, drafter=trimmed)
-    lean = scripted_pair(*(random_decoder(sizes, "bfloat16", meta) for sizes in SMALL), 0.5, "bfloat16")
+    lean = scripted_pair(*(random_decoder(sizes, "none", meta) for sizes in SMALL), 0.5, "none")
     names = ("all", "penalty", "greedy, penalty", "no drafts")
     for pair, name in zip((trimmed, lean, real, lean), names, strict=True):
         settings = SETTINGS[name]

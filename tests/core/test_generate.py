@@ -147,6 +147,21 @@ def test_k_may_be_chosen_automatically_and_drafts_judged_in_blocks(run, capsys, 
     assert f"· K auto, mean {mean:.2f} · judged by block ·" in said and "Measuring what passes cost" in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "k", "auto"), [((), 8, True), (("--k", "2"), 2, False), (("--drafter", "plain"), 3, False)]
+)
+def test_on_a_card_k_is_automatic_unless_it_is_named(
+    run, capsys, monkeypatch, embedded_pair, arguments, k, auto
+):
+    monkeypatch.setattr(embedded_pair, "info", replace(embedded_pair.info, device="cuda"))
+    monkeypatch.setattr(embedded_pair, "costs", None)
+    monkeypatch.setattr(embedded_pair, "_made", {})
+    monkeypatch.setattr(calibration, "costs", lambda pair, say: Costs(0.001, (0.01,) * 9))
+    assert run(*ASK, "--json", *arguments) == 0
+    reply = strict_json(capsys.readouterr().out.splitlines()[-1])
+    assert (reply["num_draft_tokens"], reply["auto_draft_tokens"]) == (k, auto)
+
+
 def test_where_nothing_can_be_measured_k_is_fixed_and_says_so(run, capsys, monkeypatch, embedded_pair):
     def fail(pair):
         raise RuntimeError("no clock")
