@@ -29,6 +29,7 @@ import torch
 import torch.nn.functional as F
 
 from core.models.base import PREFILL_CHUNK, Stop, chunks
+from core.models.card_attention import Attention, prefer_plain_kernels
 from core.models.key_blocks import KEY_BLOCK
 from core.models.kv_cache import DecoderShape, KVCache
 from core.models.linear import Linear, Scaled
@@ -203,6 +204,8 @@ class Decoder:
         self._eps = torch.tensor(shape.rms_eps, device=self.device)
         self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
         self._query_block = QUERY_BLOCK if self.device.type == "cpu" else 1
+        if self.device.type == "cuda":
+            prefer_plain_kernels()
 
     @classmethod
     def from_tensors(
@@ -329,8 +332,10 @@ class Decoder:
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
         group, rotating = heads // kv_heads, heads + kv_heads
         end, queries = start + rows, rows * group
-        walk = None
-        if parents is not None and self._query_block > 1:
+        walk = attention = mask = None
+        if parents is None and self._query_block == 1:
+            pass  # a card's kernels hide what comes later themselves
+        elif parents is not None and self._query_block > 1:
             walk = Walk(parents, start)
             ids = [ids[row] for row in walk.order]
             mask = self._mask(1, start, group)
@@ -346,7 +351,11 @@ class Decoder:
         else:
             x = inputs.to(self.dtype)
         # Views are made once: one at a time in each layer they would cost as much as the smaller products.
-        views = cache.of_layers(start, end), *cache.seen(mask.shape[1])
+        if mask is None:
+            attention = Attention(shape, rows, start, cache)
+            views = cache.of_layers(start, end), attention.keys, attention.values
+        else:
+            views = cache.of_layers(start, end), *cache.seen(mask.shape[1])
         # Every layer's queries, keys and values in turn.
         qkv = torch.empty(rows, (rotating + kv_heads) * size, device=self.device)
         by_head = qkv.view(rows, rotating + kv_heads, size)
@@ -356,7 +365,9 @@ class Decoder:
         # The query heads that share a key head become rows of one product; zeros fill up their block.
         flat = (rows, heads * size), (heads * size, 1)
         asked = by_head[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
-        if walk is None:
+        if attention is not None:
+            asking = attention.asking
+        elif walk is None:
             query = torch.zeros(1, kv_heads, len(mask), size, device=self.device, dtype=self.cache_dtype)
             asking = query[0, :, :queries].view(kv_heads, rows, group, size)
         else:
@@ -372,7 +383,11 @@ class Decoder:
                 turning.copy_(self._normed(turning, layer.qk_norm))
             pairs.mul_(rotation)
             # As ``out`` takes it, position by position: see ``_by_group``.
-            if walk is None:
+            if attention is not None:
+                place.copy_(new)
+                asking.copy_(asked)
+                attended = attention.attend(index)
+            elif walk is None:
                 place.copy_(new)
                 asking.copy_(asked)
                 attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)

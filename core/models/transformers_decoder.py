@@ -18,6 +18,7 @@ import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from core.models.base import Stop, chunks
+from core.models.card_attention import prefer_plain_kernels
 from core.models.errors import LoadError, UnusableNumbers
 from core.models.rows import difference, some_ids
 from core.sampling import BadLogitsError, peak
@@ -112,6 +113,8 @@ class TransformersDecoder:
         self.model = model
         embedding = model.get_input_embeddings().weight
         self.device = embedding.device
+        if self.device.type == "cuda":
+            prefer_plain_kernels()
         self.readable_ids = embedding.shape[0]
         self.context_length = context_length(model.config)
         names = inspect.signature(model.forward).parameters
