@@ -33,6 +33,7 @@ from core.models.card_attention import Attention, prefer_plain_kernels
 from core.models.key_blocks import KEY_BLOCK
 from core.models.kv_cache import DecoderShape, KVCache
 from core.models.linear import Linear, Scaled
+from core.models.memory import prompt_rows, row_bytes
 from core.models.rotation import Rotation
 from core.models.tree_walk import Walk, depths
 
@@ -315,7 +316,7 @@ class Decoder:
         the ids are a tree: each follows the row of that number, -1 what ``cache`` held before, and sees its
         ancestors alone; ``cache.keep`` then brings a branch together. ``layers`` is how many to run, all
         by default; the final norm is applied whatever their number. ``many`` takes the products for many
-        rows, at most ``PREFILL_CHUNK``, whose last bits may be others. ``inputs`` (len(ids), hidden), which
+        rows, at most ``prompt_chunk``, whose last bits may be others. ``inputs`` (len(ids), hidden), which
         are used up, go in instead of the ids' embeddings.
         """
         shape, rows, start = self.shape, len(ids), cache.length
@@ -456,8 +457,18 @@ class Decoder:
     def prefill(self, ids: Sequence[int], cache: KVCache, stop: Stop | None = None) -> None:
         """Appends ``ids`` chunk by chunk, computing no logits, until ``stop`` says so."""
         cache.reserve(cache.length + len(ids))  # at once: step by step it would be copied several times
-        for chunk in chunks(ids, stop, cache.length):
+        for chunk in chunks(ids, stop, cache.length, self.prompt_chunk(len(ids))):
             self.forward(chunk, cache, many=True)
+
+    def prompt_chunk(self, count: int) -> int:
+        """How many rows of ``count`` ids a pass reads: on a card as its memory allows, on a processor always
+        the same, for there blocks of keys decide which rows are bit-equal."""
+        if count <= PREFILL_CHUNK or self._query_block > 1:
+            return PREFILL_CHUNK
+        shape, gate_up = self.shape, self.layers[0].gate_up
+        queries, keys = (heads * shape.head_size for heads in (shape.heads, shape.kv_heads))
+        widths = shape.hidden, queries, keys, gate_up.shape[0] // 2
+        return prompt_rows(row_bytes(*widths, gate_up.form, self.dtype.itemsize))
 
     def _mask(self, rows: int, start: int, group: int, parents: Sequence[int] | None = None) -> torch.Tensor:
         """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i, or of a tree
