@@ -333,14 +333,12 @@ class Decoder:
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
         group, rotating = heads // kv_heads, heads + kv_heads
         end, queries = start + rows, rows * group
-        walk = attention = mask = None
-        if parents is None and self._query_block == 1:
-            pass  # a card's kernels hide what comes later themselves
-        elif parents is not None and self._query_block > 1:
+        walk = mask = None  # a chain on a card needs neither: kernels hide there what comes later
+        if parents is not None and self._query_block > 1:
             walk = Walk(parents, start)
             ids = [ids[row] for row in walk.order]
             mask = self._mask(1, start, group)
-        else:
+        elif parents is not None or self._query_block > 1:
             mask = self._mask(rows, start, group, parents)
         cache.reserve(end)
         if parents is None:
@@ -366,7 +364,7 @@ class Decoder:
         # The query heads that share a key head become rows of one product; zeros fill up their block.
         flat = (rows, heads * size), (heads * size, 1)
         asked = by_head[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
-        if attention is not None:
+        if mask is None:
             asking = attention.asking
         elif walk is None:
             query = torch.zeros(1, kv_heads, len(mask), size, device=self.device, dtype=self.cache_dtype)
@@ -384,18 +382,17 @@ class Decoder:
                 turning.copy_(self._normed(turning, layer.qk_norm))
             pairs.mul_(rotation)
             # As ``out`` takes it, position by position: see ``_by_group``.
-            if attention is not None:
-                place.copy_(new)
-                asking.copy_(asked)
-                attended = attention.attend(index)
-            elif walk is None:
-                place.copy_(new)
-                asking.copy_(asked)
-                attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-                attended = attended.transpose(1, 2).contiguous().as_strided(*flat)
-            else:
+            if walk is not None:
                 attended = walk.attend(index)
                 place.copy_(new[:, walk.back])
+            else:
+                place.copy_(new)
+                asking.copy_(asked)
+                if mask is None:
+                    attended = attention.attend(index)
+                else:
+                    attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+                    attended = attended.transpose(1, 2).contiguous().as_strided(*flat)
             _add(x, layer.out.unscaled(attended, many))
             y, scale = layer.gate_up.unscaled(self._normed(x, layer.mlp_norm), many)
             gate, up = (y if scale is None else y.mul_(scale)).unsafe_split(y.shape[1] // 2, 1)

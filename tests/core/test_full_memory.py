@@ -79,7 +79,7 @@ def test_what_is_held_is_what_is_counted(monkeypatch):
     seen = Memory(monkeypatch)
     cache = KVCache(SHAPE, "cpu", torch.bfloat16)
     cache.reserve(4096)
-    size = memory.Size(0, 0, cache=8 * 2 * 1 * 4, layer=0, largest=0, table=0)
+    size = memory.Size(0, 0, cache=8 * 2 * 1 * 4, layer=0, largest=0, table=0, widths=(0,) * 4)
     assert cache.nbytes == size.kept(4096, 32768, "bfloat16") == 4096 * POSITION
     cache.length = 4096
     seen.peak = 0
