@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from core.distill.corpus import Corpus, CorpusError
+from core.distill.files import remedy
 from core.machine.progress import Progress
 from core.models.draft_file import KINDS
 from core.models.errors import LoadError, is_out_of_memory
@@ -75,23 +76,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(f"{options.out} cannot be made or written into: name another folder with --out.")
     from core.distill.train import TrainingError, check_torch  # torch takes a second to import
 
-    def lasting(sentence: str) -> None:
-        progress("", None)
-        print(sentence, file=sys.stderr, flush=True)
-
     try:
         check_torch()  # before hours of writing text, too
         with heard(progress) as say:
+
+            def lasting(sentence: str) -> None:
+                say.aside(lambda: print(sentence, file=sys.stderr, flush=True))
+
             found = _run(options, say, lasting)
     except (CorpusError, LoadError, TrainingError) as error:
         progress("", None)
         sys.exit(str(error))
     except OSError as error:
         progress("", None)
-        sys.exit(
-            f"{options.out} cannot be written into ({(error.strerror or str(error)).lower()}): make room "
-            "there. The same command then goes on from the last checkpoint."
-        )
+        sys.exit(_disk_sentence(options.out, error))
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
@@ -108,6 +106,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     said.append(f"{options.out}: run it with --target {options.target} --draft {options.out}")
     if status := put_out("\n".join(said)):
         sys.exit(status)
+
+
+def _disk_sentence(out: Path, error: OSError) -> str:
+    """What a file that cannot be read or written means for a training in ``out``."""
+    return (
+        f"{error.filename or out} cannot be read or written ({(error.strerror or str(error)).lower()}): "
+        f"{remedy(error)}. The same command then goes on from the last checkpoint."
+    )
 
 
 def _run(options: argparse.Namespace, progress: Progress, lasting: Callable[[str], object]) -> dict:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from core.distill.files import flush_folder, write_whole
+from core.distill.files import flush_folder, remedy, write_whole
 from core.models.errors import first_line, is_out_of_memory, too_little_memory
 
 BEFORE = "-before"  # behind the name of the checkpoint that was the last one
@@ -66,8 +66,9 @@ def save(path: Path, content: Mapping[str, object]) -> None:
     except (OSError, RuntimeError) as error:  # the second of torch's writer, which has lost the first
         with contextlib.suppress(OSError):
             new.unlink()
+        cause = _cause(error)
         raise TrainingError(
-            f"The checkpoint {path} cannot be written ({_reason(error)}): make room there. The same command "
+            f"The checkpoint {path} cannot be written ({_reason(cause)}): {remedy(cause)}. The same command "
             f"then goes on from {_what_there_is(path)}."
         ) from error
 
@@ -121,8 +122,10 @@ def _what_there_is(path: Path) -> str:
     return "the last checkpoint" if path.exists() or before(path).exists() else "the beginning"
 
 
-def _reason(error: Exception) -> str:
-    cause = error if isinstance(error, OSError) else error.__context__
-    if isinstance(cause, OSError) and cause.strerror:
-        return cause.strerror.lower()
-    return first_line(error)
+def _cause(error: BaseException) -> BaseException:
+    """What the system said, where torch's writer hides it."""
+    return error.__context__ if isinstance(error.__context__, OSError) else error
+
+
+def _reason(cause: BaseException) -> str:
+    return cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else first_line(cause)

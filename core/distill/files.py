@@ -6,6 +6,7 @@ Knows nothing of what is in them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,20 @@ def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
             part.unlink()
         raise
     flush_folder(path.parent)
+
+
+def remedy(error: BaseException | None) -> str:
+    """What a person can do about a file that could not be read or written, as the end of a sentence."""
+    number = getattr(error, "errno", None)
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "make room there"
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "give yourself the right to, or name another folder with --out"
+    if number == errno.EFBIG:
+        return "raise the limit on the size of a file (ulimit -f), or name another folder with --out"
+    if number is None:  # as from torch's writer, which says no more than that it failed
+        return "make room there, or name another folder with --out"
+    return "see to its disk, or name another folder with --out"
 
 
 def flush_folder(folder: Path) -> None:

@@ -103,7 +103,9 @@ def inspect(source: str, progress: Progress = silent) -> Checkpoint:
     except SpecError as error:
         raise LoadError(str(error)) from error
     if kind == "embedded":
-        return replace(_folder(source, prepare_embedded(progress)), kind="embedded")
+        folder = prepare_embedded(progress)
+        checked_fingerprint(folder, progress)  # before anything is made of what is not what it should be
+        return replace(_folder(source, folder), kind="embedded")
     if kind == "hub":
         return _hub(source, progress)
     path = Path(os.path.expanduser(source)).absolute()

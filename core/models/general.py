@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import torch
 
-from core.chat import NO_TEMPLATE
 from core.drafters.base import Drafting
 from core.drafters.model import ModelDrafter
 from core.drafters.untrained import makers
@@ -40,6 +39,7 @@ from core.models.transformers_decoder import (
 from core.models.vocabulary import compare
 from core.records import PairInfo
 from core.settings import SUGGESTIBLE, SettingsError, parse_settings
+from core.template import NO_TEMPLATE
 
 
 def load_general(spec: PairSpec, say: Progress) -> Pair:
@@ -55,6 +55,8 @@ def load_general(spec: PairSpec, say: Progress) -> Pair:
     models = [model for model, _ in loaded]
     for plan, (model, form) in zip(plans, loaded, strict=True):
         notes += _notes(plan, form, dtype_word(_embedding(model).dtype))
+        if (reason := getattr(model, "departed", None)) is not None:
+            notes.append(f"{plan.name} runs through transformers' own modules, which are slower: {reason}.")
     if not target.tokenizer.chat_template:
         notes.insert(0, NO_TEMPLATE)
     exactness = self_test(models[0], say).sentence

@@ -61,6 +61,13 @@ class Heartbeat:
             self._sentence, self._fraction = sentence, fraction
             self._say()
 
+    def aside(self, action: Callable[[], object]) -> None:
+        """Clears the line and does ``action``, as printing what is to stay; nothing is said meanwhile."""
+        with self._lock:
+            self._progress("", None)
+            self._said = None
+            action()
+
     def beat(self) -> None:
         """Says the last sentence again where it has grown older by ``EVERY`` seconds."""
         with self._lock:

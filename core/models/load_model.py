@@ -59,17 +59,18 @@ def _loaded(plan: Plan, say: Progress) -> tuple[Model, quantize.Quantised]:
     transformers.utils.logging.disable_progress_bar()  # progress is told through ``Progress``
     problem = None
     try:
-        reason = plan.not_lean
+        reason, departed = plan.not_lean, None
         if reason is None:
             lean, reason = _lean(plan, say)
             if lean is not None:
                 return lean, quantize.count_lean(lean)
             _check_what_is_left(plan, reason)
+            departed = reason
         log.info("%s runs through transformers' modules: %s", plan.name, reason)
         model = _read(plan)
         _check_rotary(plan, model)
         quantize.apply(model, plan.form, plan.sizes)
-        decoder = TransformersDecoder(model)
+        decoder = TransformersDecoder(model, departed)
         say(f"Checking that {plan.name} can take drafts back", None)
         check_rollback(decoder)
         return decoder, quantize.count(model, plan.stored_form)

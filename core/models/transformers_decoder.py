@@ -106,12 +106,12 @@ class TransformersDecoder:
 
     Raises LoadError where such a model cannot take ids back (as far as its class says: ``check_rollback``
     tries it), or its config does not say how many ids it can hold; and what the model itself raises where
-    it cannot read with such a cache.
+    it cannot read with such a cache. ``departed`` says why the model runs here where it was to run lean.
     """
 
-    def __init__(self, model):
+    def __init__(self, model, departed: str | None = None):
         check_class(type(model), model.config)
-        self.model = model
+        self.model, self.departed = model, departed
         embedding = model.get_input_embeddings().weight
         self.device = embedding.device
         if self.device.type == "cuda":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from core.distill import __main__ as distill_main
+from core.distill import checkpoint
 from core.distill.__main__ import main
+from core.distill.checkpoint import TrainingError
 from core.models.draft_file import check_target, embedding_fingerprint, load_draft
 from core.models.errors import LoadError
 from tests.core.distill_toys import command, needs_muon, write_training
@@ -134,3 +139,35 @@ def test_text_of_several_kinds(here, tmp_path, capsys):
     out, target = tmp_path / "out", str(here / "target")
     main(["--kind", "medusa", "--target", target, "--out", str(out), *text, "--steps", "3"])
     assert "chats.jsonl, notes.txt" in (out / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "(no space left on device): make room there. "),
+        (
+            errno.EACCES,
+            "(permission denied): give yourself the right to, or name another folder with --out. ",
+        ),
+        (errno.EROFS, "(read-only file system): give yourself the right to, or name another "),
+        (errno.EFBIG, "(file too large): raise the limit on the size of a file (ulimit -f), or "),
+        (errno.EIO, "(input/output error): see to its disk, or name another folder with --out. "),
+    ],
+    ids=["full", "rights", "read-only", "limit", "broken"],
+)
+def test_what_the_system_says_of_a_file_decides_what_to_do(here, monkeypatch, number, remedy):
+    """Not every error of a file is a full disk. The same remedy is named for a checkpoint."""
+    said = OSError(number, os.strerror(number), str(here / "features.bin"))
+
+    def failing(*_) -> None:
+        raise said
+
+    monkeypatch.setattr(distill_main, "_run", failing)
+    with pytest.raises(SystemExit) as ended:
+        main(command(here, "out"))
+    sentence = f"{here / 'features.bin'} cannot be read or written {remedy}"
+    assert str(ended.value).startswith(sentence) and str(ended.value).endswith("from the last checkpoint.")
+    monkeypatch.setattr(checkpoint, "write_whole", failing)
+    with pytest.raises(TrainingError) as ended:
+        checkpoint.save(here / "checkpoint.pt", {})
+    assert f"cannot be written {remedy}" in str(ended.value)

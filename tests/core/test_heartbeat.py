@@ -94,3 +94,20 @@ def test_a_listener_that_fails_ends_the_beats_and_not_the_work(monkeypatch):
     monkeypatch.setattr(Heartbeat, "beat", beat)
     with heard(lambda *said: None):
         assert beaten.wait(60)
+
+
+def test_what_is_to_stay_is_printed_while_nothing_else_is_said(watched):
+    """A beat in the middle of it would tear the line; after it the sentence is said again."""
+    watched.heartbeat("Training", 0.5)
+    watched.said.clear()
+    beats = threading.Thread(target=watched.after, args=(60,))
+
+    def printing() -> None:
+        beats.start()
+        beats.join(0.2)
+        assert beats.is_alive() and watched.said in ([("", None)], [])
+        watched.said.append("printed")
+
+    watched.heartbeat.aside(printing)
+    beats.join()
+    assert watched.said[-1] == ("Training, 1 min 0 s so far", 0.5)

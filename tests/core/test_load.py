@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
-from core.chat import NO_TEMPLATE, encode_chat
+from core.chat import encode_chat
 from core.engine import Engine
 from core.models import by_layer, card, general, load, load_model, quantize
 from core.models import plan as plans
@@ -30,6 +30,7 @@ from core.models.sizes import counted
 from core.models.spec import PairSpec, embedded_spec
 from core.models.transformers_decoder import TransformersDecoder, whole_pass
 from core.records import Settings
+from core.template import NO_TEMPLATE
 from tests.core.models_on_disk import (
     CONTEXT,
     FAMILIES,
@@ -103,6 +104,7 @@ def test_what_cannot_runs_through_transformers(family, form, tmp_path):
         pytest.importorskip("bitsandbytes")
     pair = load_pair(spec(write_model(tmp_path, family, 1), quantize=form))
     assert isinstance(pair.target, TransformersDecoder)
+    assert not any("own modules" in note for note in pair.notes)  # it was never to run elsewhere
 
 
 def test_lean_scores_that_differ_are_not_used(folder, monkeypatch, caplog):
@@ -114,6 +116,10 @@ def test_lean_scores_that_differ_are_not_used(folder, monkeypatch, caplog):
     pair = load_pair(spec(folder))
     assert isinstance(pair.target, TransformersDecoder)
     assert "scores tiny-llama otherwise than transformers" in caplog.text
+    said = (
+        "tiny-llama runs through transformers' own modules, which are slower: its scores came out otherwise."
+    )
+    assert said in pair.notes
 
 
 def test_a_copy_of_the_target_as_draft_is_always_right(folder):

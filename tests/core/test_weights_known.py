@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from core.models import embedded, weights
+from core.models import checkpoint, embedded, weights
 from core.models.embedded import DRAFT_SHA256, DRAFTS, MARKER, checked_fingerprint
 from core.models.errors import LoadError
 
@@ -57,3 +57,11 @@ def test_they_are_read_once_and_not_at_every_start(folder, monkeypatch):
 
 def test_the_shipped_drafts_are_the_ones_named():
     assert {path.name: digest(path) for path in DRAFTS.glob("*.safetensors")} == DRAFT_SHA256
+
+
+def test_a_pair_is_not_begun_with_a_target_that_changed(folder, monkeypatch):
+    """Before anything is read or packed of it, whatever pair the embedded target is part of."""
+    monkeypatch.setattr(checkpoint, "prepare_embedded", lambda progress: folder)
+    (folder / "model.safetensors").write_bytes(b"weights of a tarGet")
+    with pytest.raises(LoadError, match="its SHA-256 is another"):
+        checkpoint.inspect("embedded")
