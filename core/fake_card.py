@@ -38,11 +38,13 @@ from unittest import mock
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.nn.attention import bias
 from torch.utils._device import _device_constructors
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 CUDA = torch.device("cuda:0")
+HALVES = (torch.bfloat16, torch.float16)
 ATEN = torch.ops.aten
 
 # One kernel each on a card, though torch can also make them of others.
@@ -298,6 +300,10 @@ def _stand_ins(card: FakeCard) -> list[tuple[object, str, object]]:
         (torch.cuda, "current_stream", lambda device=None: _Stream()),
         (torch.cuda, "Event", _Event),
         (torch.cuda, "current_device", lambda: 0),
+        # Which of its kernels can run is asked of a card; the memory-efficient ones always can here.
+        (bias.CausalBias, "__new__", _made_apart),
+        (bias, "can_use_flash_attention", lambda asked, debug=False: asked.query.dtype in HALVES),
+        (bias, "can_use_efficient_attention", lambda asked, debug=False: True),
         (FakeTensor, "__getitem__", _getitem),
         (FakeTensor, "__setitem__", _setitem),
         (FakeTensor, "__invert__", lambda self: ATEN.bitwise_not.default(self)),
@@ -309,6 +315,12 @@ def _stand_ins(card: FakeCard) -> list[tuple[object, str, object]]:
         ),
         (FakeTensor, "tolist", lambda self: card._listed(self)),
     ]
+
+
+def _made_apart(kind: type, *given: object) -> torch.Tensor:
+    """A tensor that only says something: made under a mode it would be of another class."""
+    with _disable_current_modes():
+        return torch.Tensor.__new__(kind)
 
 
 class _Stream:

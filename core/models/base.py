@@ -11,19 +11,23 @@ from typing import Protocol
 
 import torch
 
-PREFILL_CHUNK = 256  # rows a pass while reading a prompt: bounds the memory of one pass
+# Rows a pass while reading a prompt, which bounds the memory of one pass; a card's are
+# ``core.models.memory.prompt_rows``.
+PREFILL_CHUNK = 256
 
 Stop = Callable[[], bool]  # asked between the chunks of a long prompt; True ends the reading there
 
 
-def chunks(ids: Sequence[int], stop: Stop | None = None, read: int = 0) -> Iterator[Sequence[int]]:
-    """``ids`` in pieces that end where a multiple of ``PREFILL_CHUNK`` is read, ``read`` of them before;
-    ``stop`` is asked before each and ends them."""
+def chunks(
+    ids: Sequence[int], stop: Stop | None = None, read: int = 0, rows: int = PREFILL_CHUNK
+) -> Iterator[Sequence[int]]:
+    """``ids`` in pieces that end where a multiple of ``rows`` is read, ``read`` of them before; ``stop`` is
+    asked before each and ends them."""
     start = 0
     while start < len(ids):
         if stop is not None and stop():
             return
-        end = start + PREFILL_CHUNK - (read + start) % PREFILL_CHUNK
+        end = start + rows - (read + start) % rows
         yield ids[start:end]
         start = end
 

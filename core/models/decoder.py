@@ -29,9 +29,11 @@ import torch
 import torch.nn.functional as F
 
 from core.models.base import PREFILL_CHUNK, Stop, chunks
+from core.models.card_attention import Attention, prefer_plain_kernels
 from core.models.key_blocks import KEY_BLOCK
 from core.models.kv_cache import DecoderShape, KVCache
 from core.models.linear import Linear, Scaled
+from core.models.memory import prompt_rows, row_bytes
 from core.models.rotation import Rotation
 from core.models.tree_walk import Walk, depths, families, show_ancestors
 
@@ -203,6 +205,8 @@ class Decoder:
         self._eps = torch.tensor(shape.rms_eps, device=self.device)
         self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
         self._query_block = QUERY_BLOCK if self.device.type == "cpu" else 1
+        if self.device.type == "cuda":
+            prefer_plain_kernels()
 
     @classmethod
     def from_tensors(
@@ -312,7 +316,7 @@ class Decoder:
         the ids are a tree: each follows the row of that number, -1 what ``cache`` held before, and sees its
         ancestors alone; ``cache.keep`` then brings a branch together. ``layers`` is how many to run, all
         by default; the final norm is applied whatever their number. ``many`` takes the products for many
-        rows, at most ``PREFILL_CHUNK``, whose last bits may be others. ``inputs`` (len(ids), hidden), which
+        rows, at most ``prompt_chunk``, whose last bits may be others. ``inputs`` (len(ids), hidden), which
         are used up, go in instead of the ids' embeddings.
         """
         shape, rows, start = self.shape, len(ids), cache.length
@@ -329,12 +333,12 @@ class Decoder:
         heads, kv_heads, size = shape.heads, shape.kv_heads, shape.head_size
         group, rotating = heads // kv_heads, heads + kv_heads
         end, queries = start + rows, rows * group
-        walk = None
+        walk = mask = None  # a chain on a card needs neither: kernels hide there what comes later
         if parents is not None and self._query_block > 1:
             walk = Walk(parents, start)
             ids = torch.as_tensor(ids)[walk.order]
             mask = self._mask(1, start, group)
-        else:
+        elif parents is not None or self._query_block > 1:
             mask = self._mask(rows, start, group, parents)
         cache.reserve(end)
         if parents is None:
@@ -350,7 +354,11 @@ class Decoder:
         else:
             x = inputs.to(self.dtype)
         # Views are made once: one at a time in each layer they would cost as much as the smaller products.
-        views = cache.of_layers(start, end), *cache.seen(mask.shape[1])
+        if mask is None:
+            attention = Attention(shape, rows, start, cache)
+            views = cache.of_layers(start, end), attention.keys, attention.values
+        else:
+            views = cache.of_layers(start, end), *cache.seen(mask.shape[1])
         # Every layer's queries, keys and values in turn.
         qkv = torch.empty(rows, (rotating + kv_heads) * size, device=self.device)
         by_head = qkv.view(rows, rotating + kv_heads, size)
@@ -360,7 +368,9 @@ class Decoder:
         # The query heads that share a key head become rows of one product; zeros fill up their block.
         flat = (rows, heads * size), (heads * size, 1)
         asked = by_head[:, :heads].view(rows, kv_heads, group, size).transpose(0, 1)
-        if walk is None:
+        if mask is None:
+            asking = attention.asking
+        elif walk is None:
             query = torch.zeros(1, kv_heads, len(mask), size, device=self.device, dtype=self.cache_dtype)
             asking = query[0, :, :queries].view(kv_heads, rows, group, size)
         else:
@@ -376,14 +386,17 @@ class Decoder:
                 turning.copy_(self._normed(turning, layer.qk_norm))
             pairs.mul_(rotation)
             # As ``out`` takes it, position by position: see ``_by_group``.
-            if walk is None:
-                place.copy_(new)
-                asking.copy_(asked)
-                attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
-                attended = attended.transpose(1, 2).contiguous().as_strided(*flat)
-            else:
+            if walk is not None:
                 attended = walk.attend(index)
                 place.copy_(new[:, walk.back])
+            else:
+                place.copy_(new)
+                asking.copy_(asked)
+                if mask is None:
+                    attended = attention.attend(index)
+                else:
+                    attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
+                    attended = attended.transpose(1, 2).contiguous().as_strided(*flat)
             _add(x, layer.out.unscaled(attended, many))
             y, scale = layer.gate_up.unscaled(self._normed(x, layer.mlp_norm), many)
             gate, up = (y if scale is None else y.mul_(scale)).unsafe_split(y.shape[1] // 2, 1)
@@ -449,8 +462,18 @@ class Decoder:
     def prefill(self, ids: Sequence[int], cache: KVCache, stop: Stop | None = None) -> None:
         """Appends ``ids`` chunk by chunk, computing no logits, until ``stop`` says so."""
         cache.reserve(cache.length + len(ids))  # at once: step by step it would be copied several times
-        for chunk in chunks(ids, stop, cache.length):
+        for chunk in chunks(ids, stop, cache.length, self.prompt_chunk(len(ids))):
             self.forward(chunk, cache, many=True)
+
+    def prompt_chunk(self, count: int) -> int:
+        """How many rows of ``count`` ids a pass reads: on a card as its memory allows, on a processor always
+        the same, for there blocks of keys decide which rows are bit-equal."""
+        if count <= PREFILL_CHUNK or self._query_block > 1:
+            return PREFILL_CHUNK
+        shape, gate_up = self.shape, self.layers[0].gate_up
+        queries, keys = (heads * shape.head_size for heads in (shape.heads, shape.kv_heads))
+        widths = shape.hidden, queries, keys, gate_up.shape[0] // 2
+        return prompt_rows(row_bytes(*widths, gate_up.form, self.dtype.itemsize))
 
     def _mask(self, rows: int, start: int, group: int, parents: Sequence[int] | None = None) -> torch.Tensor:
         """Additive causal mask (rows * group, keys): row i sees the cache and the rows up to i, or of a tree

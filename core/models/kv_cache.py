@@ -78,10 +78,12 @@ class KVCache:
         """Views of the positions from ``start`` to ``end``, (2, positions, kv_heads, head_size) a layer."""
         return [layer for part in self.parts for layer in part[:, :, start:end].unbind()]
 
-    def seen(self, end: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Views of the keys and of the values before ``end`` as attention takes them, (1, kv_heads, end,
-        head_size) a layer."""
+    def seen(self, end: int, times: int = 1) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Views of the keys and of the values before ``end`` as attention takes them, (times, kv_heads, end,
+        head_size) a layer: the same ones for each item of a batch."""
         parts = [part[:, :, None, :end].transpose(3, 4) for part in self.parts]
+        if times > 1:
+            parts = [part.expand(-1, -1, times, -1, -1, -1) for part in parts]
         return tuple([layer for part in parts for layer in part[:, kind].unbind()] for kind in (0, 1))
 
     def crop(self, length: int) -> None:

@@ -34,9 +34,14 @@ ROUNDING_BYTES = {"int8": 3, "int4": 13, "llm-int8": 2}
 LARGE = 1e9
 
 CONTEXT = 4096  # tokens of conversation that a pair should have room for
-# Activations, logits, workspaces of kernels: per pair. Caches that are kept of other conversations are not
-# counted, for they go where memory ends (``core.engine``).
+# Logits, workspaces of kernels, activations of passes over few rows: per pair. Caches that are kept of other
+# conversations are not counted, for they go where memory ends (``core.engine``).
 OVERHEAD = 400_000_000
+# Rows of a prompt that a card reads in a pass, most first. NF4's weights are unpacked anew for each pass, and
+# read again: 29 GB for a 7B, a fifth of what 1,024 rows take to multiply on a card of 1 TB/s. A pass of more
+# than 2,048 would keep somebody who stops it waiting.
+PROMPT_ROWS = (2048, 1024, 512, 256)
+COUNTED_ROWS = 1024  # of which the plan counts the activations
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -49,7 +54,8 @@ class Size:
     form shrinks (embedding, head, norms and biases stay as wide as the dtype); ``cache`` is how many numbers
     one token adds to the KV cache. ``layer`` are the linear ones of one layer, ``largest`` those of its
     largest product (queries, keys and values are one product, and so are the gate and what it lets through);
-    ``table`` are those of the embedding.
+    ``table`` are those of the embedding; ``widths`` are the numbers a row of a pass has in the residual
+    stream, in the queries, in the keys, and in the gate of the MLP.
     """
 
     parameters: int
@@ -58,6 +64,7 @@ class Size:
     layer: int
     largest: int
     table: int
+    widths: tuple[int, int, int, int]
 
     def weights(self, form: str, dtype: str) -> int:
         """Bytes of the weights in a form of ``asked.QUANTIZE`` but "auto"; ``dtype`` is what stays wide."""
@@ -67,6 +74,10 @@ class Size:
     def kept(self, tokens: int, context: int, dtype: str) -> int:
         """Bytes of a KV cache of so many tokens, of a model of this context."""
         return held_positions(tokens, context) * self.cache * DTYPE_BYTES[dtype]
+
+    def row(self, form: str, dtype: str) -> int:
+        """Bytes of activations that a row of a prompt's pass takes."""
+        return row_bytes(*self.widths, form, DTYPE_BYTES[dtype])
 
     def read(self, dtype: str) -> int:
         """Bytes of the largest part of a model that is read from its files at once: a layer, or a table."""
@@ -79,6 +90,14 @@ class Size:
         head = self.table * (wide + rounding) if form in PACKED else 0  # of other forms it stays as it is
         product = wide + rounding if form in WEIGHT_BYTES else 0  # which a dense form keeps as it is
         return max(self.layer * wide + self.largest * product, head)
+
+
+def row_bytes(hidden: int, queries: int, keys: int, inner: int, form: str, wide: int) -> int:
+    """Bytes of activations that a row of a pass takes in the widest place, the MLP: the residual stream and
+    what is added to it, the gate with what it lets through and their product, beside queries, keys and values
+    in float32 and queries as attention takes them. LLM.int8 makes whole numbers of 32 bits first."""
+    sums = 4 * 2 * inner if form == "llm-int8" else 0
+    return wide * (2 * hidden + queries + 3 * inner) + 4 * (queries + 2 * keys) + sums
 
 
 def size_of(config: Mapping[str, object]) -> Size | None:
@@ -116,6 +135,7 @@ def size_of(config: Mapping[str, object]) -> Size | None:
         layer=linear // layers,
         largest=hidden * max(queries + 2 * keys, 2 * inner),
         table=vocabulary * hidden,
+        widths=(hidden, queries, keys, inner),
     )
 
 
@@ -163,12 +183,14 @@ def needed_to_load(
 
 def _conversation(size: Size, config: Mapping[str, object], form: str, dtype: str, device: str) -> int:
     """Bytes beside the weights: the cache of ``CONTEXT`` tokens (less where the model holds fewer) while it
-    grows to that, and the largest matrix where a form unpacks it for each pass over many rows."""
+    grows to that, the largest matrix where a form unpacks it for each pass over many rows, and on a card the
+    activations of such a pass."""
     holds = config.get("max_position_embeddings")
     holds = holds if isinstance(holds, int) and holds > 0 else CONTEXT
     kept = size.kept(min(CONTEXT, holds), holds, "float32" if device == "cpu" else dtype)
     unpacked = size.largest * DTYPE_BYTES["bfloat16"] if form == "nf4" else 0
-    return kept + -(-kept // PARTS) + unpacked
+    rows = min(COUNTED_ROWS, CONTEXT, holds) if device == "cuda" else 0
+    return kept + -(-kept // PARTS) + unpacked + rows * size.row(form, dtype)
 
 
 def free_bytes(device: str) -> int | None:
@@ -182,6 +204,18 @@ def free_bytes(device: str) -> int | None:
     import psutil
 
     return min([psutil.virtual_memory().available, *_left_in_groups(CGROUPS, MEMBERSHIP)])
+
+
+def prompt_rows(row: int) -> int:
+    """How many rows of a prompt the current card may read in a pass, where each takes ``row`` bytes of
+    activations: as many as take half of what is free, what torch holds and nobody uses included."""
+    free = free_bytes("cuda")
+    if free is None:
+        return COUNTED_ROWS
+    import torch
+
+    free += torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return next((rows for rows in PROMPT_ROWS if rows * row <= free // 2), PROMPT_ROWS[-1])
 
 
 def _left_in_groups(root: Path, membership: Path) -> Iterable[int]:

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
-from core.models.base import Stop, chunks
+from core.models import memory
+from core.models.base import PREFILL_CHUNK, Stop, chunks
+from core.models.card_attention import prefer_plain_kernels
 from core.models.errors import LoadError, UnusableNumbers
 from core.models.rows import difference, some_ids
 from core.sampling import BadLogitsError, peak
@@ -112,6 +114,8 @@ class TransformersDecoder:
         self.model, self.departed = model, departed
         embedding = model.get_input_embeddings().weight
         self.device = embedding.device
+        if self.device.type == "cuda":
+            prefer_plain_kernels()
         self.readable_ids = embedding.shape[0]
         self.context_length = context_length(model.config)
         names = inspect.signature(model.forward).parameters
@@ -126,7 +130,7 @@ class TransformersDecoder:
 
     def prefill(self, ids: Sequence[int], cache: TransformersCache, stop: Stop | None = None) -> None:
         """Appends ``ids`` chunk by chunk; ``stop`` is asked before each."""
-        for chunk in chunks(ids, stop):
+        for chunk in chunks(ids, stop, rows=self.prompt_chunk(len(ids), cache.length)):
             self._read(self._on_device(chunk), cache, **self._last_only)
 
     def logits(self, ids: Sequence[int], cache: TransformersCache) -> torch.Tensor:
@@ -140,9 +144,27 @@ class TransformersDecoder:
 
     def next_logits(self, ids: Sequence[int], cache: TransformersCache) -> torch.Tensor:
         """Appends ``ids`` and gives the logits after the last one: (vocabulary,) float32 on the CPU."""
-        for chunk in chunks(ids):
+        for chunk in chunks(ids, rows=self.prompt_chunk(len(ids), cache.length)):
             rows = self._read(self._on_device(chunk), cache, **self._last_only)
         return rows[-1].float().cpu()
+
+    def prompt_chunk(self, count: int, read: int) -> int:
+        """How many rows of ``count`` ids, ``read`` before them, a pass reads: on a card as its memory allows.
+
+        Counted are activations, what a mask and attention without a fused kernel take, and logits where the
+        model makes them for every row.
+        """
+        size = memory.size_of(self.model.config.to_dict())
+        if count <= PREFILL_CHUNK or self.device.type != "cuda" or size is None:
+            return PREFILL_CHUNK
+        config = self.model.config.get_text_config(decoder=True)
+        wide, keys = self.model.dtype.itemsize, read + count
+        row = memory.row_bytes(*size.widths, "llm-int8", wide) + keys * (1 + wide)
+        if config._attn_implementation == "eager":
+            row += config.num_attention_heads * keys * (4 + 2 * wide)
+        if not self._last_only:
+            row += 2 * self.vocabulary * wide
+        return memory.prompt_rows(row)
 
     def _on_device(self, ids: Sequence[int]) -> torch.Tensor:
         return torch.tensor(list(ids), device=self.device)

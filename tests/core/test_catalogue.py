@@ -70,17 +70,23 @@ def test_figures_of_one_pair_worked_out_by_hand(monkeypatch):
     wide = 2 * (7_615_616_512 - linear)
     # A quarter of a cache is held twice while it grows; NF4 unpacks the largest product for long prompts.
     cache, small_cache = 4096 * 28 * 2 * 4 * 128 * 2 * 5 / 4, 4096 * 24 * 2 * 2 * 64 * 2 * 5 / 4
+    # Activations of 1,024 rows of a prompt: the MLP's and the residual stream's, and some always in float32.
+    sizes = (3584, 18_944, 1024), (896, 4864, 256)
+    in_16, in_32 = (
+        [1024 * (wide * (3 * hidden + 3 * inner) + 4 * (hidden + keys)) for hidden, inner, keys in sizes]
+        for wide in (2, 4)
+    )
     unpacked, draft = 2 * 2 * 3584 * 18_944, 2 * 494_032_768 + small_cache
     monkeypatch.setattr(asked, "has_bitsandbytes", lambda: True)
-    card = 0.55 * linear + wide + cache + unpacked + draft + OVERHEAD
+    card = 0.55 * linear + wide + cache + unpacked + draft + sum(in_16) + OVERHEAD
     assert entry.needed_bytes("cuda") == pytest.approx(card, abs=1)
-    packing = 4 * (233_046_016 + 2 * 3584 * 18_944)  # which is then more than a conversation takes
-    assert packing - OVERHEAD > 2 * cache + unpacked
+    packing = 4 * (233_046_016 + 2 * 3584 * 18_944)  # while nothing else is there: less than a conversation
+    assert packing - OVERHEAD < 2 * cache + unpacked + in_32[0]
     assert entry.needed_bytes("cuda", dtype="float32") == pytest.approx(
-        0.55 * linear + 2 * (wide + draft) + packing, abs=1
+        0.55 * linear + 2 * (wide + cache + draft) + unpacked + sum(in_32) + OVERHEAD, abs=1
     )
     monkeypatch.setattr(asked, "has_bitsandbytes", lambda: False)
-    assert entry.needed_bytes("cuda") == 2 * 7_615_616_512 + cache + draft + OVERHEAD
+    assert entry.needed_bytes("cuda") == 2 * 7_615_616_512 + cache + draft + sum(in_16) + OVERHEAD
 
 
 def test_a_small_pair_on_a_processor_is_float32():

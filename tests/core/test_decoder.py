@@ -9,6 +9,7 @@ import torch
 
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
+from core.models import decoder as decoder_module
 from core.models import quantize
 from core.models.decoder import KEY_BLOCK, PREFILL_CHUNK, Decoder, KVCache, lean_reason
 from core.models.pair import Pair
@@ -46,6 +47,12 @@ def test_parity_with_transformers(model):
     assert PREFILL_CHUNK < 270 and cache.length == 270
     torch.testing.assert_close(decoder.logits(IDS[270:], cache), expected[270:], atol=1e-4, rtol=0)
     assert decoder.next_logits([3, 4], decoder.new_cache()).shape == (61,)
+
+
+def test_a_processor_reads_prompts_in_the_same_chunks_whatever_is_free(model, monkeypatch):
+    """There blocks of keys decide which rows are bit-equal."""
+    monkeypatch.setattr(decoder_module, "prompt_rows", None)
+    assert as_decoder(model).prompt_chunk(100_000) == PREFILL_CHUNK == KEY_BLOCK
 
 
 # Each family as its models come: (of tests.core.models_on_disk, changes to its config).

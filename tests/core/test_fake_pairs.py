@@ -9,6 +9,7 @@ import torch
 
 from core import fake_pairs
 from core.fake_card import CUDA, FakeCard
+from core.models import memory
 from core.models.catalogue import CATALOGUE
 from core.models.key_blocks import PARTS
 from core.records import Settings
@@ -113,6 +114,38 @@ def test_targets_of_the_catalogue(name):
         target = fake_pairs.lean(cut(config, 1), "nf4")
         counts = fake_pairs.a_round(card, fake_pairs.pair_of(target, None), Settings(num_draft_tokens=0))
     assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(("free", "passes"), [(None, 3), (10**12, 2), (10**6, 12)])
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_long_prompt_is_read_in_as_many_passes_as_memory_asks_for(lean, free, passes, monkeypatch):
+    """NF4's weights are unpacked anew in each: 256 rows at a time they were 12 times for 3,000 ids."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: free)
+    config = cut(ENTRY.target_model.config, 1)
+    with FakeCard() as card, torch.inference_mode():
+        target = fake_pairs.lean(config, "nf4") if lean else fake_pairs.through_transformers(config)
+        cache = target.new_cache()
+        with card.counting() as counts:
+            target.prefill([fake_pairs.ID] * 3000, cache)
+    assert cache.length == 3000 and counts.kinds["embedding"] == passes
+    if lean:
+        assert counts.kinds["gemm_4bit"] == 4 * passes
+
+
+def test_logits_and_scores_that_a_model_keeps_are_counted(monkeypatch):
+    """A model that makes logits for every row, or attends without a fused kernel, reads fewer at once."""
+    with FakeCard():
+        model = fake_pairs.through_transformers(cut(ENTRY.target_model.config, 1))
+        asked = []
+        monkeypatch.setattr(memory, "prompt_rows", lambda row: asked.append(row) or 256)
+        model.prompt_chunk(3000, 1000)
+        model._last_only = {}
+        model.prompt_chunk(3000, 1000)
+        model.model.config._attn_implementation = "eager"
+        model.prompt_chunk(3000, 1000)
+        assert model.prompt_chunk(256, 1000) == 256
+    logits, scores = asked[1] - asked[0], asked[2] - asked[1]
+    assert len(asked) == 3 and (logits, scores) == (2 * 152_064 * 2, 28 * 4000 * 8)
 
 
 RECOUNTED = {"qwen2.5-7b": ("model", "recycling"), "smollm2-1.7b": ("plain",)}  # a few of the rows

@@ -79,7 +79,7 @@ def test_what_is_held_is_what_is_counted(monkeypatch):
     seen = Memory(monkeypatch)
     cache = KVCache(SHAPE, "cpu", torch.bfloat16)
     cache.reserve(4096)
-    size = memory.Size(0, 0, cache=8 * 2 * 1 * 4, layer=0, largest=0, table=0)
+    size = memory.Size(0, 0, cache=8 * 2 * 1 * 4, layer=0, largest=0, table=0, widths=(0,) * 4)
     assert cache.nbytes == size.kept(4096, 32768, "bfloat16") == 4096 * POSITION
     cache.length = 4096
     seen.peak = 0
@@ -211,4 +211,5 @@ def test_what_a_conversation_takes_is_counted():
     assert size.kept(4097, 40960, "bfloat16") == 4608 * 36 * 2 * 8 * 128 * 2
     need = entry.target_model.needed_to_load("nf4", "cuda", False)
     unpacked = 2 * 2 * 4096 * 12288
-    assert need == size.weights("nf4", "bfloat16") + 603_979_776 * 5 // 4 + unpacked
+    rows = 1024 * (2 * (3 * 4096 + 3 * 12288) + 4 * (4096 + 2 * 1024))  # of a prompt, read at once
+    assert need == size.weights("nf4", "bfloat16") + 603_979_776 * 5 // 4 + unpacked + rows

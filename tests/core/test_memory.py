@@ -19,6 +19,7 @@ from core.models.memory import (
     free_bytes,
     gigabytes,
     needed_to_load,
+    prompt_rows,
     size_of,
 )
 
@@ -37,7 +38,9 @@ PARAMETERS = LINEAR + 100 * 8 + 3 * 2 * 8 + 8
 
 
 def test_a_size_worked_out_by_hand():
-    sizes = dict(cache=3 * 2 * 2 * 2, layer=LINEAR // 3, largest=8 * 2 * 12, table=100 * 8)
+    sizes = dict(
+        cache=3 * 2 * 2 * 2, layer=LINEAR // 3, largest=8 * 2 * 12, table=100 * 8, widths=(8, 8, 4, 12)
+    )
     assert size_of(CONFIG) == Size(PARAMETERS, LINEAR, **sizes)
     assert size_of(CONFIG | {"tie_word_embeddings": False}).parameters == PARAMETERS + 100 * 8
     assert size_of({"model_type": "both", "text_config": CONFIG}) == size_of(CONFIG)
@@ -77,9 +80,12 @@ def test_the_cache_is_counted_up_to_what_the_model_holds():
     grown = CONTEXT * 24 * 2 * 5 // 4  # a quarter is held twice
     unpacked = 2 * 8 * 2 * 12
     need = needed_to_load(CONFIG, "nf4", "float16", "cuda")
-    assert need == size.weights("nf4", "float16") + grown + unpacked
+    row = 2 * (2 * 8 + 8 + 3 * 12) + 4 * (8 + 2 * 4)  # of activations, on a card
+    assert need == size.weights("nf4", "float16") + grown + unpacked + 1024 * row
     short = needed_to_load(CONFIG | {"max_position_embeddings": 128}, "none", "float16", "cuda")
-    assert short == size.weights("none", "float16") + 256 * 24 * 2 * 5 // 4  # a block at least
+    assert short == size.weights("none", "float16") + 256 * 24 * 2 * 5 // 4 + 128 * row  # a block at least
+    assert size.row("none", "float32") == row + 2 * (2 * 8 + 8 + 3 * 12)
+    assert size.row("llm-int8", "float16") == row + 4 * 2 * 12  # whole numbers first
     # On a processor activations are float32 whatever the weights are.
     assert needed_to_load(CONFIG, "none", "float16", "cpu") == size.weights("none", "float16") + 2 * grown
 
@@ -90,7 +96,7 @@ def test_the_most_that_loading_takes():
     size, layer, gate_up = size_of(wide), 2 * 8 * 8 + 2 * 8 * 4 + 3 * 8 * 10**7, 2 * 8 * 10**7
     for form, product in (("none", 0), ("llm-int8", 4 + 2), ("int8", 4 + 3), ("int4", 4 + 13)):
         packing = 4 * layer + gate_up * product - OVERHEAD
-        assert needed_to_load(wide, form, "float32", "cuda") == size.weights(form, "float32") + packing
+        assert needed_to_load(wide, form, "float32", "cpu") == size.weights(form, "float32") + packing
     # A head that is packed too may be larger than a layer.
     many = CONFIG | {"vocab_size": 100_000_000}
     need = needed_to_load(many, "int8", "float32", "cpu")
@@ -100,7 +106,8 @@ def test_the_most_that_loading_takes():
     for form in ("int8", "int4"):
         need = needed_to_load(wide, form, "float32", "cpu", by_layer=False)
         assert need == size.weights("none", "float32") > size.weights(form, "float32") + cache
-    assert needed_to_load(CONFIG, "none", "float16", "cuda", stored_bytes=777) == 777 + cache // 2
+    stored = needed_to_load(CONFIG, "none", "float16", "cuda", stored_bytes=777)
+    assert stored == 777 + cache // 2 + 1024 * size_of(CONFIG).row("none", "float16")
     assert needed_to_load({}, "none", "float16", "cpu", 1000, stored_bytes=777) == 777
     assert needed_to_load({}, "int8", "float16", "cpu", 1000) == 2000
     assert needed_to_load({}, "int8", "float16", "cpu") is None
@@ -124,6 +131,17 @@ def test_what_bitsandbytes_takes_is_within_the_estimate():
     packed, state = bnb.functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=True)
     held = packed.nbytes + state.absmax.nbytes + state.state2.absmax.nbytes
     assert 0.5 * weight.numel() < held < memory.WEIGHT_BYTES["nf4"] * weight.numel()
+
+
+@pytest.mark.parametrize(
+    ("free", "rows"), [(2 * 2048, 2048), (2 * 2048 - 1, 1024), (2 * 1024 - 1, 512), (100, 256), (None, 1024)]
+)
+def test_a_card_reads_as_many_rows_as_it_has_room_for(free, rows, monkeypatch):
+    """What torch holds and nobody uses is room, too. Where nobody can tell, as many as are counted."""
+    monkeypatch.setattr(memory, "free_bytes", lambda device: {"cuda": free and 5 * free - 300}[device])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 1000)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 700)
+    assert prompt_rows(5) == rows
 
 
 # --- Free --------------------------------------------------------------------------------------------------
