@@ -84,7 +84,8 @@ def run(device: str = "cuda", small: bool = False, json: str | None = None) -> i
             if not is_out_of_memory(error):
                 raise
             report.say(f"  The card's memory is too small for a target {name}.")
-        release()
+        if place.type == "cuda":
+            release()
     report.figures |= {"seconds": report.seconds, "problems": report.problems}
     report.say(f"\n{report.seconds:.0f} s in all")
     for problem in report.problems:

@@ -78,9 +78,9 @@ def _tiny(kind: str, sizes: dict, device: torch.device) -> Decoder | Transformer
     return TransformersDecoder(model) if kind == "transformers" else Decoder.from_model(model, FLOAT)
 
 
-def tiny_differs(kind: str, device: torch.device) -> tuple[float, int, int]:
-    """A tiny float32 pair on the device and on the CPU: the largest difference of a probability, and of how
-    many replies how many differ in an id, batched there against step by step here."""
+def tiny_differs(kind: str, device: torch.device, count: int = 4) -> tuple[float, int, int]:
+    """A tiny float32 pair on the device and on the CPU: the largest difference of a probability, and of
+    ``count`` replies how many differ in an id, batched there against step by step here, and how many."""
     ids = list(range(24))
     pairs = []
     for place in (device, torch.device("cpu")):
@@ -92,7 +92,7 @@ def tiny_differs(kind: str, device: torch.device) -> tuple[float, int, int]:
     replies = []
     for pair, on_device in zip(pairs, (True, False), strict=True):
         engine = Engine(pair, batched=on_device)
-        settings = [Settings(temperature=1.0, seed=n, max_new_tokens=16) for n in range(4)]
+        settings = [Settings(temperature=1.0, seed=n, max_new_tokens=16) for n in range(count)]
         generations = [engine.generate(ids, setting) for setting in settings]
         for generation in generations:
             for _ in generation:

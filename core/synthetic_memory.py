@@ -42,9 +42,10 @@ def full_memory(pair: Pair, ids: Sequence[int], tokens: int = 8) -> Full:
     # What was raised would go to the log; the sentence is all that a person is to see.
     with mock.patch.object(logging.getLogger("core.engine"), "disabled", True):
         sentence = _reply(engine, ids, tokens).error
-    held.clear()
-    release()
-    if not on_card:
+    if on_card:
+        held.clear()
+        release()
+    else:
         target.full = False
     after = _reply(engine, ids, tokens)
     return Full(sentence, after.error is None and len(after.token_ids) == tokens, not on_card)

@@ -118,7 +118,7 @@ def agreement(report: Report, device: torch.device, sizes: Sizes) -> None:
     report.must(verdicts == 0, f"{verdicts} blocks are judged otherwise than on the CPU")
     report.figures["agreement"] = found = {"filters": filters, "verdicts": verdicts}
     for kind in ("lean", "transformers"):
-        difference, different, replies = tiny_differs(kind, device)
+        difference, different, replies = tiny_differs(kind, device, max(2, sizes.cases // 10))
         found[kind] = {"probability": difference, "different_replies": different, "replies": replies}
         report.say(
             f"  tiny model, {kind} decoder: probabilities differ by up to {difference:.1e},"
