@@ -42,7 +42,6 @@ def chains(drafter: str, head_ids=None, auto: bool = False) -> Pair:
 @pytest.mark.parametrize("name", [name for name in SETTINGS if name != "no drafts"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_the_same_rounds_as_step_by_step(drafter, name):
-    """At the end of each reply a round has no room for drafts."""
     fates: Counter = Counter()
     for seed, (k, verifier) in enumerate([(1, "token"), (3, "block"), (2, "block"), (5, "token")]):
         settings = dataclasses.replace(
@@ -50,9 +49,17 @@ def test_the_same_rounds_as_step_by_step(drafter, name):
         )
         tokens = assert_alike(chains(drafter, SOME if seed % 2 else None), settings, [1, 2, 3], CLOSE)
         fates.update(token.fate for token in tokens)
-    assert {Fate.REJECTED, Fate.RESAMPLED, Fate.PLAIN} <= fates.keys()
-    # A random draft is never sure of what the target is sure of.
-    assert fates[Fate.ACCEPTED] or settings.temperature < 1 or settings.top_k == 1
+    assert {Fate.REJECTED, Fate.RESAMPLED} <= fates.keys()
+    assert fates[Fate.ACCEPTED] or name != "plain sampling"  # a random draft is rarely right elsewhere
+
+
+@pytest.mark.parametrize("k", [0, 4])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_a_round_without_room_for_drafts(drafter, k):
+    """As at the end of replies, with a head that has not all ids."""
+    settings = Settings(temperature=1.0, num_draft_tokens=k, max_new_tokens=1)
+    tokens = assert_alike(chains(drafter, SOME), settings, [1, 2, 3], CLOSE)
+    assert [token.fate for token in tokens] == [Fate.PLAIN]
 
 
 def test_medusa_is_short_beyond_its_heads():
@@ -117,18 +124,19 @@ def test_bad_rows_of_a_draft_end_drafting_alike(drafter, bad):
 def test_replies_that_end_or_are_stopped_go_on_alike(drafter, auto):
     """Each reply goes on from kept caches: after an end in the middle of a block, after a stop, at another K,
     after rounds without drafts. What a rejected draft left must not be seen."""
-    pair = dataclasses.replace(chains(drafter, auto=auto), end_ids=frozenset({1, 3, 7, 11, 14, 18, 19, 23}))
+    pair = chains(drafter, auto=auto)
     engines = [Engine(pair, batched=batched) for batched in (True, False)]
     ids, ended, fates = [1, 2], set(), Counter()
-    for turn, k in enumerate((4, 3, 0, 2, 6, 3)):
-        settings = Settings(temperature=1.0, seed=turn, num_draft_tokens=k, max_new_tokens=9)
+    for turn, k in enumerate((4, 2, 0, 2, 6, 3)):
+        stop = ("a", "e", "q", "t", "u") if turn > 2 else ()
+        settings = Settings(temperature=1.0, seed=turn, num_draft_tokens=k, max_new_tokens=12, stop=stop)
         said = []
         for engine in engines:
             generation = engine.generate(ids, settings)
             rounds = []
             for round_ in generation:
                 rounds.append(round_)
-                if turn == 1 and len(rounds) == 2:
+                if turn == 1:
                     generation.close()
             tokens = [(token.id, token.fate, token.index) for round_ in rounds for token in round_.tokens]
             reply = generation.reply
@@ -138,7 +146,7 @@ def test_replies_that_end_or_are_stopped_go_on_alike(drafter, auto):
         ended.add(reply.finish_reason)
         assert not turn or reply.reused_tokens
         ids = [*ids, *reply.token_ids, 5]
-    assert {"cancelled", "eos_token"} <= ended
+    assert {"cancelled", "length", "stop_string"} <= ended
     assert {Fate.ACCEPTED, Fate.REJECTED} <= fates.keys()
 
 

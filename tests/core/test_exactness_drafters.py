@@ -126,13 +126,14 @@ def test_every_combination_of_draws_of_a_tree_on_the_device():
     assert {(Fate.ACCEPTED, 0), (Fate.ACCEPTED, 1), (Fate.REJECTED, 0), (Fate.REJECTED, 1)} <= fates.keys()
 
 
+@pytest.mark.parametrize("batched, replies", [(False, 800), (True, 200)])
 @pytest.mark.parametrize("filters", [dict(temperature=1.0), FILTERS])
-def test_early_exit(filters):
+def test_early_exit(filters, batched, replies):
     """On a real decoder, whose cache the drafter shares."""
     model = as_decoder(tiny_llama(5, vocabulary=4, layers=3))
     drafter = EarlyExitDrafter(model, layers=1)
     pair = dataclasses.replace(toy_pair(table(1, 4), table(1, 4)), target=model, drafter=drafter)
-    engine, counts, fates, replies = Engine(pair, batched=False), Counter(), Counter(), 800
+    engine, counts, fates = Engine(pair, batched=batched), Counter(), Counter()
     settings = Settings(**filters, num_draft_tokens=2, max_new_tokens=3)
     for seed in range(replies):
         generation = engine.generate([0, 1, 2], dataclasses.replace(settings, seed=seed))

@@ -25,11 +25,11 @@ def cut(config: dict, layers: int) -> dict:
 class Bench:
     """A fake card and a pair on it, of few layers; drafters are made once."""
 
-    def __init__(self):
+    def __init__(self, dtype: torch.dtype = torch.bfloat16):
         self.card = FakeCard()
         with self.card:
-            target = fake_pairs.lean(cut(ENTRY.target_model.config, 2), "nf4")
-            draft = fake_pairs.lean(cut(ENTRY.draft_model.config, 1))
+            target = fake_pairs.lean(cut(ENTRY.target_model.config, 2), "nf4", dtype)
+            draft = fake_pairs.lean(cut(ENTRY.draft_model.config, 1), "none", dtype)
             makers = fake_pairs.drafters(target, draft)
             self.pairs = {name: fake_pairs.pair_of(*make()) for name, make in makers.items()}
 
@@ -41,6 +41,12 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench():
     return Bench()
+
+
+@pytest.fixture(scope="module")
+def bench_in_float16():
+    """As a card below compute capability 8.0 runs."""
+    return Bench(torch.float16)
 
 
 def test_all_drafters_are_there(bench):
@@ -68,6 +74,15 @@ FILTERS = {
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_filters_cost_no_wait(bench, name, filters):
     counts = bench.round(name, num_draft_tokens=2 if name != "plain" else 0, **FILTERS[filters])
+    assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [*((name, 1) for name in DRAFTERS), *((name, 2) for name in fake_pairs.TREES)]
+)
+def test_one_wait_in_float16_too(bench_in_float16, name, width):
+    k = 0 if name == "plain" else 2
+    counts = bench_in_float16.round(name, num_draft_tokens=k, tree_width=width)
     assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
 
 
