@@ -102,18 +102,18 @@ def test_weights_are_counted_as_they_are_held(form, bytes_a_weight):
 
 
 def test_checks_notice_other_maths(monkeypatch):
-    from core import batched
+    from core import device_rule
 
-    true = batched.distributions
+    true = device_rule.distributions
     monkeypatch.setattr(
-        bench_synthetic.batched,
+        bench_synthetic.device_rule,
         "distributions",
         lambda rows, settings, seen=None: true(rows * 1.01, settings, seen),
     )
     assert bench_synthetic.filters_differ(CPU) > 1e-3
-    judge = batched.judge
+    judge = device_rule.judge
     monkeypatch.setattr(
-        bench_synthetic.batched,
+        bench_synthetic.device_rule,
         "judge",
         lambda p, q, ids, count, u, how: judge(p, q, ids, count, u.flip(0), how),
     )
