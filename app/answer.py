@@ -1,6 +1,6 @@
 """One reply, while it is written and afterwards: its text, its figures, and how the redline view draws it.
 
-Filled by ``app.conversation``'s writing thread and looked at by any number of others. Knows the records and
+Filled by ``app.writing``'s thread and looked at by any number of others. Knows the records and
 the token view's encoding; no engine, no page.
 """
 
@@ -10,11 +10,11 @@ import threading
 from typing import Any
 
 from app.token_view import encode_reply_end, encode_reply_start, encode_round
-from core.chat import Prompt
 from core.costs import Costs
 from core.metrics import Figures, Tally
 from core.records import PairInfo, Reply, Round, Settings, writes_exactly
 from core.store import StoredReply
+from core.template import Prompt
 
 
 class Answer:

@@ -22,9 +22,10 @@ from typing import Any
 
 import gradio as gr
 
-from app.conversation import Conversation, Desk, Refused
+from app.conversation import Conversation, Refused
+from app.desk import Desk
 from app.events import SIGN_OF_LIFE_EVERY, TICK
-from core.chat import flatten_history
+from core.history import flatten_history
 from core.records import Settings
 from core.settings import LOSSY, SettingsError, parse_flag, parse_settings
 from core.text import PromptError

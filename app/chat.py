@@ -1,6 +1,6 @@
 """The chat: the handlers of the sheet on which one reads and writes, and of its margin (``app.sheet``).
 
-A reply is written by ``app.conversation`` in a thread; the handlers here look at what there is of it
+A reply is written by ``app.writing`` in a thread; the handlers here look at what there is of it
 every ``TICK`` seconds and hand the difference to the one view that is shown. Stop, Copy and the
 Read / Redline switch do not queue, so they answer while a reply streams.
 """
@@ -17,7 +17,8 @@ import gradio as gr
 from app import choosing, settings_panel, zero_gpu
 from app.answer import Answer
 from app.charts import rounds_value
-from app.conversation import Conversation, Desk, Refused
+from app.conversation import Conversation, Refused
+from app.desk import Desk
 from app.display import as_html
 from app.events import AT_ONCE, PRIVATE, SIGN_OF_LIFE_EVERY, TICK
 from app.figures import ENDINGS, comparison, figures_value

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.card import UNDEFINED
 from app.display import as_html
+from app.why import UNDEFINED
 from core.compare import Step
 from core.compared import DOMAINS, PLAIN, SPEEDUP, Comparison, Row, table
 from core.domain_table import Estimate

@@ -19,7 +19,7 @@ import gradio as gr
 
 from app import zero_gpu
 from app.compared_view import progress, result, rule_name, title
-from app.conversation import NOT_DRAFTING, Desk
+from app.desk import NOT_DRAFTING, Desk
 from app.events import AT_ONCE, PRIVATE
 from app.exports import USUAL, Exports
 from app.loading import LoadingState

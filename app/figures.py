@@ -1,7 +1,7 @@
 """The live figures of the current reply, each with what it means; "–" where a figure is undefined.
 
 The panel is drawn once and its script only puts new texts into the cells, so that a tooltip or a
-selection survives the updates of a reply that streams. Knows ``app.conversation.Answer`` and
+selection survives the updates of a reply that streams. Knows ``app.answer.Answer`` and
 ``core.metrics``; no figure is computed here.
 """
 
@@ -12,9 +12,9 @@ import json
 import gradio as gr
 
 from app.answer import Answer
-from app.card import UNDEFINED
 from app.conversation import Turn
 from app.display import as_html
+from app.why import UNDEFINED
 from core.drafters.names import TREE_DRAFTERS
 
 # The first ones stand two in a row; those in WIDE have a row of their own.

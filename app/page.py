@@ -14,7 +14,7 @@ from app import api
 from app.charts import PLOTLY_SCRIPT
 from app.chat import Chat, is_known
 from app.choosing import offer
-from app.conversation import Desk
+from app.desk import Desk
 from app.domains_tab import DomainsTab
 from app.drafters_tab import DraftersTab
 from app.events import AT_ONCE

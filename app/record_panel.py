@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import gradio as gr
 
-from app.conversation import Desk
+from app.desk import Desk
 from app.display import as_html
 from app.events import AT_ONCE
 from app.exports import Exports

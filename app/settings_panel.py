@@ -68,7 +68,7 @@ class Choices:
 
     @property
     def of_reply(self) -> tuple[Settings, str, bool, str | None]:
-        """As ``app.conversation.Desk.ask`` takes them."""
+        """As ``app.desk.Desk.ask`` takes them."""
         return self.settings, self.domain, self.record, self.drafter
 
 

@@ -9,7 +9,7 @@ import gradio as gr
 
 from app import zero_gpu
 from app.charts import RoundsChart
-from app.conversation import Desk
+from app.desk import Desk
 from app.display import LATEX_DELIMITERS
 from app.figures import FiguresPanel
 from app.record_panel import RecordPanel

@@ -30,21 +30,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from core.auto_k import MOST
 from core.chat import fit_chat, prompt_limit
 from core.domains import CHOICES
 from core.drafters.names import DRAFTERS, TREE_DRAFTERS
+from core.json_lines import JsonWriter
 from core.machine.progress import Progress
 from core.metrics import Figures, summarize
 from core.models.errors import LoadError
@@ -52,8 +51,7 @@ from core.models.flags import add_pair_arguments, pair_spec
 from core.models.heartbeat import heard
 from core.models.sources import SpecError
 from core.models.spec import PairSpec, embedded_spec
-from core.plain import plain
-from core.records import EXACT_VERIFIERS, Fate, PairInfo, Reply, Round, Settings, Token, writes_exactly
+from core.records import EXACT_VERIFIERS, Reply, Round, Settings, writes_exactly
 from core.settings import LOSSY, SettingsError, parse_settings
 from core.terminal import (
     BROKEN_PIPE,
@@ -73,9 +71,6 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "user", "assistant")
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses; the second as a shell reports the signal
-
-# What a line of JSON cannot hold raw: characters a terminal acts on, and line separators that would split it.
-_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u2028\u2029]")
 
 
 class InputError(ValueError):
@@ -233,66 +228,6 @@ def read_messages(path: str) -> list[dict[str, str]]:
 
 
 # --- JSON --------------------------------------------------------------------------------------------------
-
-
-def round_row(round_: Round) -> dict[str, object]:
-    """One round with the record's names, its counts, and its tokens inside."""
-    row = {"type": "round", **_fields(round_, "tokens"), "drafted": round_.drafted}
-    row.update({fate.value: round_.count(fate) for fate in Fate}, emitted=round_.emitted)
-    return row | {"tokens": [_fields(token) for token in round_.tokens]}
-
-
-def reply_row(reply: Reply, rounds: Sequence[Round], domain: str) -> dict[str, object]:
-    """The reply, flat: text and ids, how it ended, its figures, its settings, and the pair that wrote it."""
-    return {
-        "type": "reply",
-        **_fields(reply, "settings", "pair", "num_rounds"),  # the last is the figure called rounds
-        "context_tokens": reply.prompt_tokens + len(reply.token_ids),
-        **_fields(summarize(rounds)),
-        **_fields(reply.settings),
-        "exact": writes_exactly(reply.settings, reply.pair.drafter),
-        "domain_choice": domain,
-        **_fields(reply.pair),
-    }
-
-
-def _fields(record: Reply | Round | Token | Figures | Settings | PairInfo, *but: str) -> dict[str, object]:
-    return {field.name: getattr(record, field.name) for field in fields(record) if field.name not in but}
-
-
-def json_line(row: dict[str, object]) -> str:
-    """One line of strict JSON in UTF-8 that no terminal takes for a command; NaN and infinities are null."""
-    text = json.dumps(_strict(row), ensure_ascii=False, allow_nan=False)
-    return _UNSAFE_IN_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def _strict(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _strict(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_strict(inner) for inner in value]
-    value = plain("A figure", value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class JsonWriter:
-    """Writes rounds and reply as JSON lines."""
-
-    def __init__(self, out: TextIO, domain: str):
-        self._out = out
-        self._domain = domain
-        self._rounds: list[Round] = []
-
-    def round(self, round_: Round) -> None:
-        self._rounds.append(round_)
-        self._line(round_row(round_))
-
-    def end(self, reply: Reply) -> None:
-        self._line(reply_row(reply, self._rounds, self._domain))
-
-    def _line(self, row: dict[str, object]) -> None:
-        self._out.write(json_line(row) + "\n")
-        self._out.flush()
 
 
 # --- The reply ---------------------------------------------------------------------------------------------

@@ -177,7 +177,7 @@ class Store:
         ``domain`` is the user's choice (``domains.CHOICES``). ``kind`` is one of ``KINDS``; None means
         ``first`` for the first reply to that message and ``regenerated`` for later ones. ``answers_reply_id``
         is the reply that is answered again; None, or one that is not on record, means the latest to that
-        message. ``opening`` is what the chat template has already written of the reply (``core.chat``).
+        message. ``opening`` is what the chat template has already written of the reply (``core.template``).
         Raises ValueError for another ``kind``.
         """
         if kind is not None and kind not in KINDS:

@@ -58,7 +58,7 @@ MUTANTS = [
     ),
     Mutant(
         "a template searched for words",
-        "chat.py",
+        "template.py",
         "return self._render(changed, header) != text",
         "return str(content).strip() in text",
     ),

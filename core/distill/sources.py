@@ -24,9 +24,10 @@ from pathlib import Path
 
 import numpy as np
 
-from core.chat import encode_text, fit_chat, turn_markers
+from core.chat import fit_chat
 from core.distill.corpus import Chat, Corpus, CorpusError
 from core.stored import StoredConversation, StoreError, conversation, reading, summaries
+from core.template import encode_text, turn_markers
 from core.text import PromptError
 
 LIMIT = 1024  # ids of a chat

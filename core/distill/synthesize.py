@@ -31,9 +31,9 @@ import torch
 from torch.nn import functional as F
 from transformers import AttentionInterface
 
-from core.chat import turn_markers
 from core.distill.corpus import Chat, Corpus, CorpusError, held_out
 from core.machine.progress import Progress, silent
+from core.template import turn_markers
 from core.text import end_token_ids
 
 OPENINGS = Path(__file__).resolve().parents[2] / "data" / "openings.json"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from core.chat import closing_ids
+from core.template import closing_ids
 from core.text import end_token_ids
 
 # What llama.cpp takes for the end of a generation by its text, whatever the file's keys say

@@ -17,7 +17,6 @@ from dataclasses import replace
 
 import torch
 
-from core.chat import NO_TEMPLATE
 from core.drafters.base import Drafting
 from core.drafters.model import ModelDrafter
 from core.drafters.untrained import makers
@@ -40,6 +39,7 @@ from core.models.transformers_decoder import (
 from core.models.vocabulary import compare
 from core.records import PairInfo
 from core.settings import SUGGESTIBLE, SettingsError, parse_settings
+from core.template import NO_TEMPLATE
 
 
 def load_general(spec: PairSpec, say: Progress) -> Pair:

@@ -14,7 +14,7 @@ from pathlib import Path
 import gradio as gr
 
 from app.charts import PLOTLY_SCRIPT
-from app.conversation import Desk
+from app.desk import Desk
 from app.domains_tab import DomainsTab
 from app.loading import Loader
 from app.page import ASSETS, theme

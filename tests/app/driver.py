@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import BrowserContext, ViewportSize, expect
 
-from app.conversation import Desk
+from app.desk import Desk
 from app.loading import Loader
 from app.page import build, launch
 from core.store import Store

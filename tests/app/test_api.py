@@ -18,7 +18,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from app import api
-from app.conversation import Desk
+from app.desk import Desk
 from app.loading import Loader, LoadingState
 from app.page import build, launch
 from core.engine import Engine

@@ -11,13 +11,14 @@ import pytest
 from app import zero_gpu
 from app.answer import Answer
 from app.chat import Chat, status
-from app.conversation import FIRST, Desk
+from app.conversation import FIRST
+from app.desk import Desk
 from app.loading import Loader, LoadingState
 from app.settings_panel import SettingsPanel
 from app.sheet import READ
-from core.chat import Prompt
 from core.records import Settings
 from core.store import Store
+from core.template import Prompt
 from tests.app.toy import PAIR, ToyEngine
 from tests.core.builders import reply_of, rounds_of
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from app import conversation as conversation_module
+from app import desk as desk_module
 from app.api import describe
-from app.conversation import NOT_RECORDED, NOT_SAID, Conversation, Desk, Refused
+from app.conversation import Conversation, Refused
+from app.desk import NOT_RECORDED, NOT_SAID, Desk
 from app.loading import Loader, LoadingState
 from core.records import Settings
 from core.store import Store
@@ -493,7 +494,7 @@ def test_what_troubles_the_record_is_told_to_the_owner_only(store, caplog):
 
 def test_a_conversation_that_is_written_is_never_pushed_out_of_memory(store, monkeypatch):
     """It would come back from the record as a second one, and two would write it."""
-    monkeypatch.setattr(conversation_module, "CONVERSATIONS_KEPT", 3)
+    monkeypatch.setattr(desk_module, "CONVERSATIONS_KEPT", 3)
     gate = threading.Event()
     desk = desk_of(ToyEngine(TEXT, gate=gate), store)
     claimed, idle = desk.new(), desk.new()
@@ -512,7 +513,7 @@ def test_a_conversation_that_is_written_is_never_pushed_out_of_memory(store, mon
 
 
 def test_the_newest_conversation_stays_while_all_others_are_written(store, monkeypatch):
-    monkeypatch.setattr(conversation_module, "CONVERSATIONS_KEPT", 1)
+    monkeypatch.setattr(desk_module, "CONVERSATIONS_KEPT", 1)
     desk = desk_of(ToyEngine(TEXT), store)
     for conversation in (first := desk.new(), second := desk.new()):
         conversation.claim()

@@ -13,17 +13,9 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.conversation import Desk
-from app.domains_tab import (
-    AXES,
-    FEW_MARK,
-    NOT_ALONE,
-    NOTHING_YET,
-    DomainsTab,
-    axis_values,
-    narrow,
-    pair_labels,
-)
+from app.desk import Desk
+from app.domains_tab import AXES, NOT_ALONE, NOTHING_YET, DomainsTab, axis_values, narrow, pair_labels
+from app.domains_view import FEW_MARK
 from app.loading import Loader
 from core.domain_table import choices, default_choice, domain_table
 from core.records import Settings

@@ -12,7 +12,7 @@ import pytest
 
 from app import drafters_tab
 from app.compared_view import progress, result, title
-from app.conversation import Desk
+from app.desk import Desk
 from app.display import as_html
 from app.drafters_tab import ANOTHER, CHANGED, DraftersTab
 from app.loading import LoadingState

@@ -476,7 +476,7 @@ def test_an_example_is_asked_at_a_press(serve, tab):
     assert "prime numbers" in served.engine.prompts[0]
 
 
-def test_on_a_phone_nothing_sticks_out_or_is_cut_and_settings_open_and_close(serve, tab):
+def test_nothing_sticks_out_on_a_phone_and_a_wide_window_has_it_in_the_middle(serve, tab):
     page = tab(serve(LONG).url, viewport={"width": 390, "height": 844}).ready()
     page.ask("Go.")
     wide = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -493,6 +493,15 @@ def test_on_a_phone_nothing_sticks_out_or_is_cut_and_settings_open_and_close(ser
         page.page.get_by_role("tab", name=name).click()
         expect(page.page.locator(part)).to_be_visible()
         assert page.page.evaluate(wide) <= 0
+    # In a wide window it stands in the middle, not at the right where a margin of Gradio's puts it.
+    gutters = """() => {
+      const place = document.querySelector('main.contain').getBoundingClientRect();
+      return [place.left, document.documentElement.clientWidth - place.right];
+    }"""
+    for width in (1400, 1920, 2560):
+        page.page.set_viewport_size({"width": width, "height": 900})
+        left, right = page.page.evaluate(gutters)
+        assert abs(left - right) <= 1 and left > 0, (width, left, right)
 
 
 def test_thoughts_are_folded_in_read_and_shown_token_by_token_in_redline(serve, tab):

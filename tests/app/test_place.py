@@ -8,7 +8,7 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.conversation import Desk
+from app.desk import Desk
 from app.place import NOT_LASTING, is_lasting, place_of_record
 from app.record_panel import RecordPanel
 from core.store import Store, default_path

@@ -5,8 +5,8 @@ from __future__ import annotations
 from app.answer import Answer
 from app.conversation import Conversation, Turn
 from app.read_view import chat_messages
-from core.chat import Prompt
 from core.records import Settings
+from core.template import Prompt
 from tests.app.toy import PAIR
 from tests.core.builders import reply_of, rounds_of
 

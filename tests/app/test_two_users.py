@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-from app.conversation import Conversation, Desk
+from app.conversation import Conversation
+from app.desk import Desk
 from app.loading import LoadingState
 from core.engine import Engine
 from core.records import Settings

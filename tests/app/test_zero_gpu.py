@@ -24,7 +24,7 @@ import gradio as gr
 import pytest
 
 from app import zero_gpu
-from app.conversation import Desk
+from app.desk import Desk
 from app.loading import LoadingState
 from core.engine import Engine
 from core.records import Reply, Round, Settings

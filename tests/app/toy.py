@@ -341,7 +341,7 @@ tell me whether the orchard at \\(x = 4\\) still stands.
 
 
 def main() -> None:
-    from app.conversation import Desk
+    from app.desk import Desk
     from app.loading import Loader
     from app.page import build, launch
     from core.store import Store

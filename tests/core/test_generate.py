@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 
 from core import calibration
-from core.chat import NO_TEMPLATE, PLAIN_STOP, fit_chat
+from core.chat import fit_chat
 from core.costs import Costs
 from core.engine import Engine
-from core.generate import InputError, json_line, main, parse_request, read_messages, reply_row, round_row
+from core.generate import InputError, main, parse_request, read_messages
+from core.json_lines import json_line, reply_row, round_row
 from core.metrics import FIGURE_NAMES
 from core.models.errors import LoadError
 from core.models.spec import PairSpec, embedded_spec
 from core.records import Fate, PairInfo, Settings, Token
 from core.settings import SettingsError
+from core.template import NO_TEMPLATE, PLAIN_STOP
 from tests.core.builders import assert_identities, reply_of, round_of, rounds_of, token
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -84,7 +84,7 @@ def main() -> None:
     from gradio_client import Client
 
     from app import api, zero_gpu
-    from app.conversation import Desk
+    from app.desk import Desk
     from app.loading import LoadingState
     from core.engine import Engine
     from core.models.load import load_pair
