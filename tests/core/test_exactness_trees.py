@@ -105,9 +105,12 @@ REPLIES = {
 }
 
 
-@pytest.mark.parametrize("batched, replies", [(False, 300), (True, 100)])
+BOTH_WAYS = [(case, False, 300) for case in REPLIES]
+BOTH_WAYS += [(case, True, 80) for case in REPLIES if "tree" in case]
+
+
 @pytest.mark.parametrize("name", TOYS)
-@pytest.mark.parametrize("case", REPLIES)
+@pytest.mark.parametrize("case, batched, replies", BOTH_WAYS)
 def test_sampled_replies(case, name, batched, replies):
     """Fewer of the batched way, which is held against the other figure by figure."""
     # Costs that make another K the best choice at one acceptance or another.
