@@ -40,7 +40,7 @@ from core.fake_card import CUDA, Counts, FakeCard
 from core.models.asked import settled_form
 from core.models.catalogue import CATALOGUE, Entry
 from core.models.decoder import Decoder, DecoderShape
-from core.models.linear.forms import maker as form_maker
+from core.models.linear.products import DenseLinear
 from core.models.pair import Pair
 from core.models.quantize import maker
 from core.models.transformers_decoder import TransformersDecoder
@@ -154,7 +154,7 @@ def _medusa(target: Decoder, layers: Sequence[int]) -> MedusaDrafter:
 
 def _on_target(target: Decoder, layers: Sequence[int]) -> dict[str, object]:
     """As ``core.models.distilled`` makes them on a card."""
-    make = form_maker("bfloat16")
+    make = lambda weight: DenseLinear(weight.to(target.dtype))  # noqa: E731
     rows = _empty(HEAD, target.shape.hidden, dtype=target.dtype)
     return dict(
         target=target,

@@ -29,6 +29,7 @@ from core.models.draft_file import (
 )
 from core.models.errors import LoadError
 from core.models.linear.forms import DENSE, family, maker
+from core.models.linear.products import DenseLinear
 
 ON_TARGET = ("eagle", "medusa")  # kinds that run on the target's features
 
@@ -149,15 +150,17 @@ _MAKE = {"model": _model, "eagle": _eagle, "medusa": _medusa}
 def _on_target(draft: UnpackedDraft, lender: Lender, forms: Forms) -> dict[str, object]:
     """What drafters that run where the target does are made of."""
     target = lender.model
-    on_card = target.device.type != "cpu"
+    make, make_head = maker(forms.layers), maker(forms.head)
+    if target.device.type != "cpu":  # in the type the target runs in: some cards have no bfloat16
+        make = make_head = lambda weight: DenseLinear(weight.to(target.dtype))
     return dict(
         target=target,
         tensors={name: tensor.to(target.device) for name, tensor in draft.tensors.items()},
         feature_layers=draft.feature_layers,
         head_ids=draft.head_ids,
         rows=lender.rows(draft.head_ids).to(target.device),
-        make=maker("bfloat16" if on_card else forms.layers),
-        make_head=maker("bfloat16" if on_card else forms.head),
+        make=make,
+        make_head=make_head,
     )
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from app import choosing
-from core.models import card, memory
+from core.models import card, distilled, memory
 from core.models.errors import LoadError
 from core.models.memory import choose_dtype
 from core.models.plan import choose_device
@@ -111,3 +111,14 @@ def test_what_runs_where(built, capability, known):
 def test_without_a_card_nothing_is_said_of_one():
     assert card.unknown() is None and card.half() == "bfloat16"
     assert memory.choose_dtype("auto", "cuda", None) == "bfloat16"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_trained_draft_multiplies_in_the_type_its_target_runs_in(dtype):
+    """A card below compute capability 8.0 has no products in bfloat16."""
+    model = SimpleNamespace(device=torch.device("meta"), dtype=dtype)
+    draft = SimpleNamespace(tensors={}, feature_layers=(), head_ids=torch.arange(2))
+    lender = SimpleNamespace(model=model, rows=lambda ids: torch.empty(2, 4))
+    made = distilled._on_target(draft, lender, distilled.Forms("float32", "float32"))
+    weight = torch.empty(8, 4, device="meta")
+    assert {made[name](weight).weight.dtype for name in ("make", "make_head")} == {dtype}
