@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from app import zero_gpu
 from app.loading import Loader, Progress
-from core.models.heartbeat import heard
+from core.machine.heartbeat import heard
 from core.models.load import load_pair, release
 
 if TYPE_CHECKING:

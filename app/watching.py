@@ -9,8 +9,8 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 
+from core.machine.heartbeat import heard
 from core.machine.progress import Progress
-from core.models.heartbeat import heard
 
 END = object()
 

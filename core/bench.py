@@ -59,10 +59,10 @@ from core.calibration import measure_again
 from core.cards import CardError
 from core.chat import encode_chat
 from core.engine import Engine
+from core.machine.heartbeat import heard
 from core.machine.progress import Progress
 from core.models.errors import LoadError
 from core.models.flags import add_pair_arguments, pair_spec
-from core.models.heartbeat import heard
 from core.models.load import load_pair
 from core.models.pair import Pair
 from core.models.sources import SpecError

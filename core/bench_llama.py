@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from core.home import home
+from core.machine.home import home
 from core.models.embedded import GGUF, WHEEL
 from core.models.errors import LoadError
 from core.models.sources import EMBEDDED, source_kind

@@ -2,10 +2,10 @@
 
 The least of a few timings of each pass is taken: what a machine does beside only adds to it. Kept in the
 user's cache folder by the pair's weights and forms, the device and the versions, so that later starts decide
-alike. On a CPU the number of threads is chosen first (``core.threads``) and kept with the costs. A pair is
-measured behind a short context; a long one makes all passes dearer and the draft's share of a round smaller.
-Where passes take so long that ``BUDGET`` is spent, each is timed once and those of a large K not at all:
-``Costs.verify`` is then shorter, and K is chosen among those that were measured.
+alike. On a CPU the number of threads is chosen first (``core.machine.threads``) and kept with the costs. A
+pair is measured behind a short context; a long one makes all passes dearer and the draft's share of a round
+smaller. Where passes take so long that ``BUDGET`` is spent, each is timed once and those of a large K not at
+all: ``Costs.verify`` is then shorter, and K is chosen among those that were measured.
 
 Run: ``python -m core.calibration`` measures the embedded pair anew and prints its costs.
 """
@@ -29,16 +29,16 @@ import torch
 from core.auto_k import MOST
 from core.costs import Costs
 from core.engine import Engine
-from core.home import home
-from core.kept import keep
+from core.machine.heartbeat import heard
+from core.machine.home import home
+from core.machine.kept import keep
 from core.machine.progress import Progress, silent
+from core.machine.threads import choose, chosen_by_user, usable_cores, use
 from core.models.errors import LoadError
-from core.models.heartbeat import heard
 from core.models.load import load_embedded
 from core.models.pair import CHOSEN, Pair
 from core.records import Settings
 from core.terminal import progress_printer
-from core.threads import choose, chosen_by_user, usable_cores, use
 
 log = logging.getLogger(__name__)
 

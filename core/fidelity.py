@@ -27,7 +27,7 @@ from safetensors.torch import load_file
 from core.distill.__main__ import HELD_OUT
 from core.distill.corpus import FENCE, Chat, Corpus
 from core.drafters.base import Drafter
-from core.home import home
+from core.machine.home import home
 from core.models import distilled, sizes
 from core.models.base import Scorer
 from core.models.draft_file import KINDS

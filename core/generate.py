@@ -45,11 +45,11 @@ from core.chat import fit_chat, prompt_limit
 from core.domains import CHOICES
 from core.drafters.names import DRAFTERS, TREE_DRAFTERS
 from core.json_lines import JsonWriter
+from core.machine.heartbeat import heard
 from core.machine.progress import Progress
 from core.metrics import Figures, summarize
 from core.models.errors import LoadError
 from core.models.flags import add_pair_arguments, pair_spec
-from core.models.heartbeat import heard
 from core.models.sources import SpecError
 from core.models.spec import PairSpec, embedded_spec
 from core.records import EXACT_VERIFIERS, Reply, Round, Settings, writes_exactly

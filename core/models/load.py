@@ -16,11 +16,11 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from core.machine.heartbeat import heard
 from core.machine.progress import Progress, silent
 from core.models.embedded import DRAFTS, checked_fingerprint, prepare_embedded
 from core.models.errors import LoadError, first_line, is_out_of_memory
 from core.models.flags import add_pair_arguments, pair_spec
-from core.models.heartbeat import heard
 from core.models.memory import release
 from core.models.sources import EMBEDDED, SpecError
 from core.models.spec import PairSpec, draft_folder, embedded_spec

@@ -21,7 +21,7 @@ from core.costs import Costs
 from core.drafters.base import Drafter, Drafting
 from core.drafters.names import DRAFTERS
 from core.drafters.untrained import makers
-from core.home import home
+from core.machine.home import home
 from core.machine.progress import Progress, silent
 from core.models import distilled, sizes
 from core.models.base import Scorer

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from core.home import home
+from core.machine.home import home
 from core.machine.progress import Progress, silent
 from core.models import card
 from core.models.asked import has_bitsandbytes, quantize_flag, settled_form

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from core.home import home
+from core.machine.home import home
 from core.machine.progress import Progress
 from core.models.errors import LoadError
 

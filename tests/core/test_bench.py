@@ -10,8 +10,8 @@ from core import bench, bench_machine, bench_run
 from core.bench import main, parse_options
 from core.bench_measured import AUTO, PLAIN, TRANSFORMERS, Way
 from core.bench_run import BenchError
+from core.machine import heartbeat
 from core.machine.progress import silent
-from core.models import heartbeat
 from core.records import Settings
 from core.settings import SettingsError
 from tests.core.models_on_disk import write_model

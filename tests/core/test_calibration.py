@@ -13,7 +13,7 @@ from core import calibration
 from core.auto_k import AutoK
 from core.costs import Costs
 from core.drafters.ngram import NgramDrafter
-from core.home import home
+from core.machine.home import home
 from tests.core.test_decoder import pair_of
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toy_drafts import toy_drafts_pair

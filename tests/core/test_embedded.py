@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.home import home
+from core.machine.home import home
 from core.machine.progress import Progress
 from core.models import embedded
 from core.models.draft_file import load_draft

@@ -12,7 +12,7 @@ import torch
 from core.chat import encode_chat
 from core.drafters.base import Drafting
 from core.engine import Engine
-from core.home import home
+from core.machine.home import home
 from core.models.draft_file import load_draft
 from core.models.embedded import DRAFTS
 from core.models.key_blocks import KEY_BLOCK

@@ -6,7 +6,7 @@ import argparse
 
 import torch
 
-from core.home import home
+from core.machine.home import home
 from core.models.linear.evidence import KEPT, find
 from core.models.linear.findings import DISTURBED, ROWS, Found
 from core.models.sizes import EMBEDDED

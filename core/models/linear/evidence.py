@@ -28,9 +28,10 @@ from pathlib import Path
 
 import torch
 
-from core.busy import BUSY, Others, busy_percent
-from core.kept import keep
+from core.machine.busy import BUSY, Others, busy_percent
+from core.machine.kept import keep
 from core.machine.progress import Progress, silent
+from core.machine.threads import use
 from core.models import processor
 from core.models.linear import forms
 from core.models.linear.checks import HOPELESS, attends_alike, check, hard_weight, reads_alike
@@ -38,7 +39,6 @@ from core.models.linear.findings import FLOAT, TYPICAL, WORTH, Evidence, Found, 
 from core.models.linear.forms import maker
 from core.models.linear.products import MANY
 from core.models.linear.timings import LOOKING, attention_seconds, timed
-from core.threads import use
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.busy import BUSY
+from core.machine.busy import BUSY
 from core.models.linear import forms
 from core.models.linear.products import MANY
 

@@ -1,7 +1,7 @@
 from pathlib import Path
 
-from core import home as where
-from core.home import home
+from core.machine import home as where
+from core.machine.home import home
 
 
 def test_home_follows_the_variable_and_the_platform(monkeypatch, tmp_path):

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
+from core.machine.heartbeat import Heartbeat, heard
 from core.machine.progress import silent
-from core.models.heartbeat import Heartbeat, heard
 
 
 class Watched:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from core import busy
+from core.machine import busy
 
 
 def test_the_time_of_others_is_what_is_not_this_processs(monkeypatch):

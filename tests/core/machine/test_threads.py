@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from core import threads
+from core.machine import threads
 
 
 @pytest.fixture

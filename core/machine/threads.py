@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from core.busy import BUSY, busy_percent
+from core.machine.busy import BUSY, busy_percent
 from core.machine.progress import Progress, silent
 
 CGROUP = Path("/sys/fs/cgroup")
