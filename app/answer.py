@@ -14,7 +14,7 @@ from core.costs import Costs
 from core.metrics import Figures, Tally
 from core.records import PairInfo, Reply, Round, Settings, writes_exactly
 from core.store import StoredReply
-from core.template import Prompt
+from core.text.template import Prompt
 
 
 class Answer:

@@ -26,10 +26,10 @@ from app.conversation import Conversation, Refused
 from app.desk import Desk
 from app.events import SIGN_OF_LIFE_EVERY, TICK
 from core.auto_k import usual_k
-from core.history import flatten_history
 from core.records import Settings
 from core.settings import LOSSY, SettingsError, parse_flag, parse_settings
-from core.text import PromptError
+from core.text.detokenise import PromptError
+from core.text.history import flatten_history
 
 _DEFAULTS = Settings()
 _OF_K = ("num_draft_tokens", "auto_draft_tokens")

@@ -30,7 +30,7 @@ from app.sheet import READ, REDLINE, Sheet
 from core.models.catalogue import Entry
 from core.models.memory import gigabytes
 from core.settings import SettingsError
-from core.text import PromptError
+from core.text.detokenise import PromptError
 
 FIGURES_EVERY = 0.25
 PLOT_EVERY = 1.0

@@ -13,7 +13,7 @@ from app.answer import Answer
 from app.token_view import encode_user
 from core.metrics import Figures, measured_speedup
 from core.stored import StoredConversation
-from core.thoughts import as_message
+from core.text.thoughts import as_message
 
 FIRST, REGENERATED, PLAIN = "first", "regenerated", "plain"
 PLAIN_CAPTION = "once more, plainly: the target alone"

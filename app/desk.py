@@ -20,12 +20,12 @@ from app.card import locate, token_details
 from app.conversation import FIRST, PLAIN, REGENERATED, Conversation, Refused, Turn, rebuild
 from app.loading import Loader, LoadingState
 from app.writing import begin_writing
-from core.chat import fit_chat, prompt_limit
 from core.models.errors import LoadError
 from core.records import EXACT_VERIFIERS, PairInfo, Settings
 from core.store import Store
-from core.template import Prompt
-from core.text import clean_text, shown_alone
+from core.text.chat import fit_chat, prompt_limit
+from core.text.detokenise import clean_text, shown_alone
+from core.text.template import Prompt
 
 log = logging.getLogger(__name__)
 

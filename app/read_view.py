@@ -8,7 +8,7 @@ from __future__ import annotations
 from app.answer import Answer
 from app.conversation import PLAIN_CAPTION, Conversation
 from app.display import show_question, show_reply
-from core.thoughts import split_thoughts
+from core.text.thoughts import split_thoughts
 
 # A message of its own, so that no reply's text holds it.
 CAPTION = {"type": "text", "text": f"<div class='caption'>{PLAIN_CAPTION.capitalize()}</div>"}

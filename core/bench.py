@@ -57,7 +57,6 @@ from core.bench_run import (
 )
 from core.calibration import measure_again
 from core.cards import CardError
-from core.chat import encode_chat
 from core.engine import Engine
 from core.machine.heartbeat import heard
 from core.machine.progress import Progress
@@ -67,10 +66,11 @@ from core.models.load import load_pair
 from core.models.pair import Pair
 from core.models.sources import SpecError
 from core.models.spec import PairSpec, embedded_spec
-from core.prompts import Prompt, load_prompts
 from core.records import Settings
 from core.settings import MAX_DRAFT_TOKENS, VERIFIERS, SettingsError, parse_settings
-from core.terminal import printable, progress_printer, put_out, use_utf8
+from core.text.chat import encode_chat
+from core.text.prompts import Prompt, load_prompts
+from core.text.terminal import printable, progress_printer, put_out, use_utf8
 
 USUAL_K = str(Settings().num_draft_tokens)
 PASS_REPEATS = 30  # of each single pass
@@ -258,7 +258,7 @@ def main(
 ) -> int:
     """The command; returns its exit status. ``load`` gives the pair.
 
-    2 where nothing could be measured or the JSON not be written, else that of ``core.terminal.put_out``.
+    2 where nothing could be measured or the JSON not be written, else that of ``core.text.terminal.put_out``.
     """
     given = _parser().parse_args(arguments)
     use_utf8()

@@ -33,15 +33,15 @@ from core.bench_measured import (
     Way,
     spread,
 )
-from core.chat import encode_chat
 from core.engine import Engine
 from core.machine.progress import Progress
 from core.models.pair import Pair
 from core.models.spec import PairSpec
-from core.prompts import Prompt, load_prompts
 from core.records import Reply, Settings
 from core.reuse import MAX_KEPT
 from core.settings import parse_settings
+from core.text.chat import encode_chat
+from core.text.prompts import Prompt, load_prompts
 
 log = logging.getLogger(__name__)
 

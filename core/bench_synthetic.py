@@ -39,7 +39,7 @@ from core.models.memory import release
 from core.roofline_here import measured
 from core.synthetic import dtype_word
 from core.synthetic_report import DTYPES, FULL, TINY, Report, agreement, measure
-from core.terminal import use_utf8
+from core.text.terminal import use_utf8
 
 
 def _machine(device: torch.device) -> dict[str, str | None]:

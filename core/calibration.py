@@ -38,7 +38,7 @@ from core.models.errors import LoadError
 from core.models.load import load_embedded
 from core.models.pair import CHOSEN, Pair
 from core.records import Settings
-from core.terminal import progress_printer
+from core.text.terminal import progress_printer
 
 log = logging.getLogger(__name__)
 

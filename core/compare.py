@@ -29,7 +29,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.chat import encode_chat
 from core.compared import (
     DOMAINS,
     PLAIN,
@@ -47,11 +46,12 @@ from core.models.errors import LoadError
 from core.models.flags import add_pair_arguments, pair_spec
 from core.models.sources import SpecError
 from core.models.spec import embedded_spec
-from core.prompts import Prompt, load_prompts
 from core.records import Settings
 from core.settings import SettingsError, parse_integer, parse_settings
-from core.terminal import printable, progress_printer, put_out, use_utf8
-from core.text import PromptError
+from core.text.chat import encode_chat
+from core.text.detokenise import PromptError
+from core.text.prompts import Prompt, load_prompts
+from core.text.terminal import printable, progress_printer, put_out, use_utf8
 
 if TYPE_CHECKING:
     from core.engine import Engine

@@ -35,7 +35,7 @@ from core.records import Fate, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
 from core.rounds import Played, Stepwise, Uniform, Verdict, Way
 from core.sampling import BadLogitsError
-from core.text import PromptError
+from core.text.detokenise import PromptError
 from core.transcript import Piece, Transcript
 
 log = logging.getLogger(__name__)
@@ -139,8 +139,8 @@ class Engine:
         ``cancel`` ends the reply after the round in flight, or while it waits for its turn. ``drafter`` is
         one of ``Pair.drafters``; None is the pair's own.
         Raises PromptError for a prompt that is empty or leaves no room in the target's context
-        (``core.chat.fit_chat`` makes one that fits), and for a drafter that is not offered; LoadError for one
-        that cannot be made.
+        (``core.text.chat.fit_chat`` makes one that fits), and for a drafter that is not offered; LoadError
+        for one that cannot be made.
         """
         pair = self.pair.drafting(drafter)
         limit = self.pair.target.context_length

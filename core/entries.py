@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from core.plain import plain, plain_record
 from core.records import PairInfo, Reply, Round, Settings, Token, writes_exactly
 from core.stored import PAIR_NAMES, ROUND_NAMES, SETTING_NAMES, TOKEN_NAMES, pack_top
-from core.text import clean_text
+from core.text.detokenise import clean_text
 
 Job = Callable[[sqlite3.Connection], object]
 

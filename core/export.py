@@ -71,8 +71,8 @@ from core.metrics import FIGURE_NAMES, Tally, by_domain, round_domain
 from core.records import Fate, PairInfo, Round, Settings, Token
 from core.store import Store, default_path
 from core.stored import StoredReply, StoreError, read_rounds, reading, reply_from_row, unpack_top
-from core.terminal import printable, put_out, use_utf8
-from core.text import clean_text
+from core.text.detokenise import clean_text
+from core.text.terminal import printable, put_out, use_utf8
 
 Row = dict[str, object]
 

@@ -46,7 +46,7 @@ from core.models.quantize import maker
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import PairInfo, Settings
 from core.synthetic import NoText
-from core.terminal import put_out, use_utf8
+from core.text.terminal import put_out, use_utf8
 
 ID = 7  # what every model here thinks comes next
 SURE = 20  # its logit, all others being 0: drawn all but always, and something is left for a tree's siblings

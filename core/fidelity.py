@@ -37,7 +37,7 @@ from core.models.kv_cache import DecoderShape
 from core.models.linear import evidence, forms
 from core.models.pair import embedded_target
 from core.records import Settings
-from core.terminal import progress_printer, put_out, use_utf8
+from core.text.terminal import progress_printer, put_out, use_utf8
 
 AT_ONCE = 16  # rows of a pass, as of a verification
 REPLY = 128  # ids of a reply that are looked at

@@ -16,7 +16,7 @@ once) and by the reply's own acceptance; on a card that is what happens without 
 judges a round's drafts together. ``--drafter`` chooses another way to draft than the pair's own
 (``core.drafters.names``).
 
-On a terminal every token shows its fate (``core.terminal``; ``NO_COLOR`` is respected); a file or a pipe
+On a terminal every token shows its fate (``core.text.terminal``; ``NO_COLOR`` is respected); a file or a pipe
 gets the reply's text. ``--json`` prints one JSON object a line: each round (``"type": "round"``), then the
 reply (``"type": "reply"``), with the field names of ``core.records`` and ``core.metrics``, which are the
 database's; undefined figures are null. Progress, notes on the pair, legend and figures go to standard error.
@@ -41,8 +41,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.auto_k import MOST
-from core.chat import fit_chat, prompt_limit
-from core.domains import CHOICES
 from core.drafters.names import DRAFTERS, TREE_DRAFTERS
 from core.json_lines import JsonWriter
 from core.machine.heartbeat import heard
@@ -54,7 +52,10 @@ from core.models.sources import SpecError
 from core.models.spec import PairSpec, embedded_spec
 from core.records import EXACT_VERIFIERS, Reply, Round, Settings, writes_exactly
 from core.settings import LOSSY, SettingsError, parse_settings
-from core.terminal import (
+from core.text.chat import fit_chat, prompt_limit
+from core.text.detokenise import PromptError, clean_text
+from core.text.domains import CHOICES
+from core.text.terminal import (
     BROKEN_PIPE,
     PlainWriter,
     RedlineWriter,
@@ -65,7 +66,6 @@ from core.terminal import (
     progress_printer,
     use_utf8,
 )
-from core.text import PromptError, clean_text
 
 if TYPE_CHECKING:
     from core.models.pair import Pair

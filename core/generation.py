@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from core.records import Reply, Round, Settings
-from core.text import decode
+from core.text.detokenise import decode
 
 
 class Underway:

@@ -21,7 +21,8 @@ Rules:
 - A database made by a later Redline is not touched.
 - Scalars of NumPy and torch become Python's own numbers (``core.plain``). A record with anything else in it
   is not written, and the record of its reply ends before it.
-- Text that UTF-8 or SQL tools cannot hold is cleaned before it is stored (see ``core.text.clean_text``).
+- Text that UTF-8 or SQL tools cannot hold is cleaned before it is stored (see
+  ``core.text.detokenise.clean_text``).
 - Deleted text is really gone: freed pages are overwritten and the write-ahead log is emptied.
 - A full disk does not keep anything from being deleted (``core.deletion``).
 """
@@ -177,8 +178,8 @@ class Store:
         ``domain`` is the user's choice (``domains.CHOICES``). ``kind`` is one of ``KINDS``; None means
         ``first`` for the first reply to that message and ``regenerated`` for later ones. ``answers_reply_id``
         is the reply that is answered again; None, or one that is not on record, means the latest to that
-        message. ``opening`` is what the chat template has already written of the reply (``core.template``).
-        Raises ValueError for another ``kind``.
+        message. ``opening`` is what the chat template has already written of the reply
+        (``core.text.template``). Raises ValueError for another ``kind``.
         """
         if kind is not None and kind not in KINDS:
             raise ValueError(f"A reply's kind is one of {', '.join(KINDS)}, not {kind!r}.")

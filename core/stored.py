@@ -42,7 +42,7 @@ class StoredReply:
     Without an end on record ``finish_reason`` is ``interrupted``, the text is put together from the tokens,
     and times are None. ``kind`` is one of ``KINDS`` and ``answers_reply_id`` the reply that was answered
     again. ``opening`` is the part of the reply that the chat template had written already
-    (``core.template``).
+    (``core.text.template``).
     """
 
     id: str

@@ -49,7 +49,7 @@ from core.synthetic_checks import (
 from core.synthetic_measured import passes, speed, summary, synchronise
 from core.synthetic_memory import full_memory
 from core.synthetic_traffic import traffic, waits
-from core.terminal import put_out
+from core.text.terminal import put_out
 
 ACCEPTANCE = (0.6, 0.8)
 LAUNCHES_K = 4  # of the rounds whose launches and waits are counted

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.domains import DomainTracker
-from core.text import Detokenizer, StopStrings, decode, label
+from core.text.detokenise import Detokenizer, StopStrings, decode, label
+from core.text.domains import DomainTracker
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ NAMES = "sampling tree batched batched_chains batched_trees device_tree"
 NAMES += " drafters drafters_untrained reuse engine engine_trees decoder decoder_trees"
 NAMES += " history rows store fake_card fake_pairs full_memory"
 TESTS = [f"tests/core/test_{name}.py" for name in NAMES.split()]
-TESTS += ["tests/core/test_rotary.py", "tests/core/test_ends.py", "tests/core/test_chat.py"]
+TESTS += ["tests/core/test_rotary.py", "tests/core/test_ends.py", "tests/core/text/test_chat.py"]
 TESTS += ["tests/core/test_load.py::test_end_ids_are_all_that_the_targets_files_name"]
 
 
@@ -59,7 +59,7 @@ MUTANTS = [
     ),
     Mutant(
         "a template searched for words",
-        "template.py",
+        "text/template.py",
         "return self._render(changed, header) != text",
         "return str(content).strip() in text",
     ),

@@ -24,7 +24,7 @@ from core.machine.progress import Progress
 from core.models.draft_file import KINDS
 from core.models.errors import LoadError, is_out_of_memory
 from core.models.sources import EMBEDDED
-from core.terminal import progress_printer, put_out, use_utf8
+from core.text.terminal import progress_printer, put_out, use_utf8
 
 HELD_OUT = Path(__file__).resolve().parents[2] / "data" / "heldout.npz"  # of the embedded target
 

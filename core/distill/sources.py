@@ -9,7 +9,7 @@
     others    plain text in UTF-8. It is cut into passages, and each is learned as the reply to a question
               that is the text before it, so that drafts meet it where they work: behind a chat template
 
-Prompts are written by ``core.chat``, as the page writes them. What does not fit into the limit is cut: a
+Prompts are written by ``core.text.chat``, as the page writes them. What does not fit into the limit is cut: a
 prompt's oldest turns, a reply's end. Files are read line by line, and no further than there is room for what
 is learned of them (``most``). Knows a tokenizer and no model.
 """
@@ -24,11 +24,11 @@ from pathlib import Path
 
 import numpy as np
 
-from core.chat import fit_chat
 from core.distill.corpus import Chat, Corpus, CorpusError
 from core.stored import StoredConversation, StoreError, conversation, reading, summaries
-from core.template import encode_text, turn_markers
-from core.text import PromptError
+from core.text.chat import fit_chat
+from core.text.detokenise import PromptError
+from core.text.template import encode_text, turn_markers
 
 LIMIT = 1024  # ids of a chat
 LEAD, PASSAGE = 64, 384  # ids of plain text that stand as a question, and as its reply
@@ -103,7 +103,7 @@ def _chats(path: Path, tokenizer, limit: int) -> Iterator[tuple[int, Chat]]:
             for n in answers:
                 reply = _encode(tokenizer, messages[n]["content"])
                 yield number, _chat(tokenizer, messages[:n], reply, limit)
-        except (ValueError, RecursionError) as error:  # of json and core.chat, too
+        except (ValueError, RecursionError) as error:  # of json and core.text.chat, too
             reason = "it is not JSON" if isinstance(error, json.JSONDecodeError) else str(error).rstrip(".")
             raise CorpusError(
                 f'{path}, line {number}: {reason}; each line must be {{"messages": [...]}} or {{"prompt": '

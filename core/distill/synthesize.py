@@ -33,8 +33,8 @@ from transformers import AttentionInterface
 
 from core.distill.corpus import Chat, Corpus, CorpusError, held_out
 from core.machine.progress import Progress, silent
-from core.template import turn_markers
-from core.text import end_token_ids
+from core.text.detokenise import end_token_ids
+from core.text.template import turn_markers
 
 OPENINGS = Path(__file__).resolve().parents[2] / "data" / "openings.json"
 DOMAINS = {"code": 0.40, "prose": 0.35, "open": 0.25}

@@ -378,7 +378,7 @@ def fingerprint(checkpoint: Checkpoint, progress: Progress = silent) -> str:
 
 
 def main() -> None:
-    from core.terminal import progress_printer
+    from core.text.terminal import progress_printer
 
     if len(sys.argv) != 2:
         sys.exit("Usage: python -m core.models.checkpoint SOURCE")

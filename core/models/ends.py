@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from core.template import closing_ids
-from core.text import end_token_ids
+from core.text.detokenise import end_token_ids
+from core.text.template import closing_ids
 
 # What llama.cpp takes for the end of a generation by its text, whatever the file's keys say
 # (src/llama-vocab.cpp, ``special_eog_ids``): ends of turns, messages and texts, and the marks of code

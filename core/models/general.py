@@ -39,7 +39,7 @@ from core.models.transformers_decoder import (
 from core.models.vocabulary import compare
 from core.records import PairInfo
 from core.settings import SUGGESTIBLE, SettingsError, parse_settings
-from core.template import NO_TEMPLATE
+from core.text.template import NO_TEMPLATE
 
 
 def load_general(spec: PairSpec, say: Progress) -> Pair:

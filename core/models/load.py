@@ -24,7 +24,7 @@ from core.models.flags import add_pair_arguments, pair_spec
 from core.models.memory import release
 from core.models.sources import EMBEDDED, SpecError
 from core.models.spec import PairSpec, draft_folder, embedded_spec
-from core.terminal import progress_printer
+from core.text.terminal import progress_printer
 
 if TYPE_CHECKING:
     from core.models.pair import Pair

@@ -37,7 +37,7 @@ from core.models.rows import self_test
 from core.models.sources import EMBEDDED
 from core.models.spec import CUSTOM
 from core.records import PairInfo, Settings
-from core.text import PromptError
+from core.text.detokenise import PromptError
 
 
 @dataclass

@@ -18,7 +18,7 @@ from app.settings_panel import SettingsPanel
 from app.sheet import READ
 from core.records import Settings
 from core.store import Store
-from core.template import Prompt
+from core.text.template import Prompt
 from tests.app.toy import PAIR, ToyEngine
 from tests.core.builders import reply_of, rounds_of
 

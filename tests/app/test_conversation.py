@@ -18,7 +18,7 @@ from app.desk import NOT_RECORDED, NOT_SAID, Desk
 from app.loading import Loader, LoadingState
 from core.records import Settings
 from core.store import Store
-from core.text import PromptError
+from core.text.detokenise import PromptError
 from tests.app.toy import PAIR, ToyEngine, ToyTokenizer
 
 SETTINGS = Settings(seed=7, num_draft_tokens=4)

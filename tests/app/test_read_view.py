@@ -6,7 +6,7 @@ from app.answer import Answer
 from app.conversation import Conversation, Turn
 from app.read_view import chat_messages
 from core.records import Settings
-from core.template import Prompt
+from core.text.template import Prompt
 from tests.app.toy import PAIR
 from tests.core.builders import reply_of, rounds_of
 

@@ -29,7 +29,7 @@ from app.loading import LoadingState
 from core.engine import Engine
 from core.records import Reply, Round, Settings
 from core.store import Store
-from core.text import PromptError
+from core.text.detokenise import PromptError
 from tests.app.letters import chat_pair
 from tests.core.toys import table, toy_pair
 

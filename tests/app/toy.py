@@ -28,9 +28,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from core.costs import Costs
-from core.domains import DomainTracker
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
-from core.text import PromptError
+from core.text.detokenise import PromptError
+from core.text.domains import DomainTracker
 from tests.core import builders
 
 PAIR = replace(

@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from core.chat import encode_chat
 from core.distill import sources
 from core.distill.corpus import Corpus, CorpusError
 from core.distill.sources import LEAD, PASSAGE, read, read_all
 from core.store import Store
+from core.text.chat import encode_chat
 from tests.core.builders import PAIR, answer, record
 from tests.core.models_on_disk import tokenizer
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from core.chat import encode_chat
 from core.distill import synthesize as module
 from core.distill.corpus import ARRAYS, Corpus, CorpusError, held_out
 from core.distill.synthesize import Openings, draw_ids, synthesize
+from core.text.chat import encode_chat
 from tests.core.models_on_disk import make_model, tokenizer
 
 END = 2  # <|im_end|>
@@ -187,7 +187,7 @@ def test_openings_are_filled_in_and_come_in_their_shares():
 
 
 def test_no_opening_is_a_prompt_of_the_suite():
-    from core.prompts import load_prompts
+    from core.text.prompts import load_prompts
 
     openings, draw = Openings(), random.Random(1)
     picked = {openings.pick(draw) for _ in range(5000)}

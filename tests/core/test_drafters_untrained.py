@@ -19,7 +19,7 @@ from core.drafters.untrained import makers
 from core.engine import Engine
 from core.metrics import summarize
 from core.records import Fate, Settings
-from core.text import PromptError
+from core.text.detokenise import PromptError
 from tests.core.tiny import as_decoder, held, tiny_llama
 from tests.core.toys import path, table, toy_pair
 

@@ -24,7 +24,7 @@ from core.machine.progress import Progress
 from core.models import embedded
 from core.models.draft_file import load_draft
 from core.models.errors import LoadError
-from core.prompts import load_prompts
+from core.text.prompts import load_prompts
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -15,7 +15,7 @@ from core.drafters.model import ModelDrafter
 from core.engine import Engine
 from core.models.decoder import PREFILL_CHUNK
 from core.records import EMITTED, Fate, Settings
-from core.text import PromptError
+from core.text.detokenise import PromptError
 from tests.core.toys import ToyDecoder, path, table, toy_pair
 
 PROMPT = [1, 2]

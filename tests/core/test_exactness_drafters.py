@@ -9,7 +9,6 @@ from itertools import product
 import pytest
 import torch
 
-from core.chat import encode_chat
 from core.costs import Costs
 from core.drafters.auto import AutoDrafter
 from core.drafters.early_exit import EarlyExitDrafter
@@ -17,6 +16,7 @@ from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.records import EMITTED, Fate, Settings
+from core.text.chat import encode_chat
 from tests.core.test_exactness import LENGTH, enumerate_replies, failing, g_test, joint
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import table, toy_pair

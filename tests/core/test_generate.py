@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from core import calibration
-from core.chat import fit_chat
 from core.costs import Costs
 from core.engine import Engine
 from core.generate import InputError, main, parse_request, read_messages
@@ -23,7 +22,8 @@ from core.models.errors import LoadError
 from core.models.spec import PairSpec, embedded_spec
 from core.records import Fate, PairInfo, Settings, Token
 from core.settings import SettingsError
-from core.template import NO_TEMPLATE, PLAIN_STOP
+from core.text.chat import fit_chat
+from core.text.template import NO_TEMPLATE, PLAIN_STOP
 from tests.core.builders import assert_identities, reply_of, round_of, rounds_of, token
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
-from core.chat import encode_chat
 from core.engine import Engine
 from core.models import by_layer, card, general, load, load_model, quantize
 from core.models import plan as plans
@@ -30,7 +29,8 @@ from core.models.sizes import counted
 from core.models.spec import PairSpec, embedded_spec
 from core.models.transformers_decoder import TransformersDecoder, whole_pass
 from core.records import Settings
-from core.template import NO_TEMPLATE
+from core.text.chat import encode_chat
+from core.text.template import NO_TEMPLATE
 from tests.core.models_on_disk import (
     CONTEXT,
     FAMILIES,

@@ -9,7 +9,6 @@ import random
 import pytest
 import torch
 
-from core.chat import encode_chat
 from core.drafters.base import Drafting
 from core.engine import Engine
 from core.machine.home import home
@@ -21,9 +20,10 @@ from core.models.linear.findings import Found
 from core.models.pair import LOAD_AGAIN, WARM_UP, build_embedded_pair, look_again, warm_up
 from core.models.rows import RowDependence
 from core.models.sizes import EMBEDDED
-from core.prompts import load_prompts
 from core.records import Settings
-from core.text import PromptError
+from core.text.chat import encode_chat
+from core.text.detokenise import PromptError
+from core.text.prompts import load_prompts
 from tests.core.tiny import held
 from tests.core.toys import table, toy_pair
 

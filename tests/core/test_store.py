@@ -21,7 +21,7 @@ from core import writer as writer_module
 from core.metrics import summarize
 from core.records import Reply, Settings
 from core.store import Store
-from core.text import clean_text
+from core.text.detokenise import clean_text
 from tests.core.builders import PAIR, answer, record, reply_of, round_of, rounds_of, token
 
 ROOT = Path(__file__).resolve().parents[2]

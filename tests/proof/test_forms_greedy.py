@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.chat import encode_chat
 from core.engine import Engine
 from core.models import pair as pairs
 from core.models.embedded import DRAFTS
@@ -24,8 +23,9 @@ from core.models.linear.findings import Found
 from core.models.pair import Pair
 from core.models.rows import row_dependence
 from core.models.sizes import EMBEDDED
-from core.prompts import load_prompts
 from core.records import Settings
+from core.text.chat import encode_chat
+from core.text.prompts import load_prompts
 
 PROMPTS, TOKENS = 20, 48
 NEAR = 0.1  # nats between the two likeliest, below which rounding may turn them round

@@ -11,10 +11,10 @@ import os
 
 import pytest
 
-from core.chat import encode_chat
 from core.engine import Engine
-from core.prompts import load_prompts
 from core.records import Settings
+from core.text.chat import encode_chat
+from core.text.prompts import load_prompts
 
 PROMPTS = 60
 

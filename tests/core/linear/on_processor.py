@@ -33,13 +33,13 @@ def take_away_what_a_mac_lacks() -> None:
 def main() -> None:
     if "mac" in sys.argv[1:]:
         take_away_what_a_mac_lacks()
-    from core.chat import encode_chat
     from core.distill.corpus import Chat
     from core.engine import Engine
     from core.fidelity import FLOAT, fidelity, load_weights
     from core.models.load import load_embedded
     from core.models.memory import choose_dtype
     from core.records import Settings
+    from core.text.chat import encode_chat
 
     pair = load_embedded()
     ids = encode_chat(pair.tokenizer, [{"role": "user", "content": PROMPT}])

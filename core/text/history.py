@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from core.template import ROLES
-from core.text import PromptError, clean_text
+from core.text.detokenise import PromptError, clean_text
+from core.text.template import ROLES
 
 
 def flatten_history(history: object) -> list[dict[str, str]]:

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from core.records import Fate
-from core.terminal import (
+from core.text.terminal import (
     MARKS,
     PlainWriter,
     RedlineWriter,

@@ -11,12 +11,12 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
-from core.chat import BLOCKS, encode_chat, fit_chat, prompt_limit
-from core.history import flatten_history
 from core.reuse import common_prefix
-from core.template import NO_TEMPLATE, PLAIN_STOP, SYSTEM_MERGED, Prompt, closing_ids
-from core.text import PromptError, decode
-from core.thoughts import as_message, split_thoughts
+from core.text.chat import BLOCKS, encode_chat, fit_chat, prompt_limit
+from core.text.detokenise import PromptError, decode
+from core.text.history import flatten_history
+from core.text.template import NO_TEMPLATE, PLAIN_STOP, SYSTEM_MERGED, Prompt, closing_ids
+from core.text.thoughts import as_message, split_thoughts
 
 ROOM = 100_000
 

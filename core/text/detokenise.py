@@ -1,6 +1,6 @@
 """Between token ids and text: a streaming detokeniser, labels, stop strings, end-of-text ids.
 
-Knows a Hugging Face tokenizer and nothing of models or sampling; prompts are made in ``core.chat``.
+Knows a Hugging Face tokenizer and nothing of models or sampling; prompts are made in ``core.text.chat``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """As much of a conversation as fits: the prompt that a model reads.
 
-``core.template`` writes it; here stands the last of its rules:
+``core.text.template`` writes it; here stands the last of its rules:
 
 6. **What does not fit** is dropped, oldest turns first, question and answer together, up to the next of
    ``BLOCKS`` borders, so that several further turns fit behind the same beginning and only what is new of
@@ -15,8 +15,8 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from core.template import Prompt, TemplateWriter
-from core.text import PromptError
+from core.text.detokenise import PromptError
+from core.text.template import Prompt, TemplateWriter
 
 BLOCKS = 4  # a conversation that is full is dropped from in parts of this share of its room
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.domains import CHOICES, DomainTracker
+from core.text.domains import CHOICES, DomainTracker
 
 CODE, PROSE, MATHS = ("code", True), ("prose", False), ("maths", False)
 STRUCTURED, STRUCTURED_FENCE = ("structured", False), ("structured", True)

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-SUITE = Path(__file__).resolve().parent.parent / "data" / "prompts" / "suite.jsonl"
+SUITE = Path(__file__).resolve().parents[2] / "data" / "prompts" / "suite.jsonl"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from core.text import (
+from core.text.detokenise import (
     REPLACEMENT,
     Detokenizer,
     StopStrings,
@@ -29,7 +29,7 @@ def smol(embedded_folder):
 @pytest.fixture(scope="module")
 def byte_tokenizer():
     """One token a byte, as GPT-2's tokenizer falls back to."""
-    from core.text import _BYTES
+    from core.text.detokenise import _BYTES
 
     vocabulary = {character: byte for character, byte in _BYTES.items()}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token=None))

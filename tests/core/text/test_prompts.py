@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from core.prompts import load_prompts
 from core.records import DOMAINS
+from core.text.prompts import load_prompts
 
 
 def test_suite_is_large_enough_and_its_entries_differ():

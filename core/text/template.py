@@ -1,6 +1,6 @@
 """From messages to prompt ids by the target's chat template: turns, control tokens, BOS.
 
-The rules, in the order in which they apply (the sixth is ``core.chat``'s):
+The rules, in the order in which they apply (the sixth is ``core.text.chat``'s):
 
 1. **Turns.** Messages without text (blank, or whitespace alone) and answers before the first question are
    left out; neighbours of one role become one turn, a blank line between them. So turns always alternate,
@@ -35,8 +35,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from core.text import PromptError, clean_text
-from core.thoughts import END_THINK, THINK
+from core.text.detokenise import PromptError, clean_text
+from core.text.thoughts import END_THINK, THINK
 
 ROLES = ("system", "user", "assistant")
 
@@ -58,7 +58,7 @@ class Prompt:
 
     ``ids`` are all of them, BOS and the reply's header included. ``dropped_messages`` counts the oldest
     messages left out for want of room. ``opening`` is the part of the reply that the template has already
-    written ("<think>\\n", or ""): see ``core.thoughts``. ``notes`` are sentences for the
+    written ("<think>\\n", or ""): see ``core.text.thoughts``. ``notes`` are sentences for the
     reader. ``stop`` are strings at which the reply must end besides the reader's own.
     """
 
