@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from app.answer import Answer
 from app.token_view import encode_user
-from core.metrics import Figures, measured_speedup
+from core.figures.metrics import Figures, measured_speedup
 from core.stored import StoredConversation
 from core.text.thoughts import as_message
 

@@ -16,7 +16,7 @@ from core.domain_table import (
     DomainTable,
     Estimate,
 )
-from core.intervals import FEW, Interval
+from core.figures.intervals import FEW, Interval
 from core.records import DOMAINS
 
 LABELS = {**{domain: domain.capitalize() for domain in DOMAINS}, ALL: "All text"}

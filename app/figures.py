@@ -2,7 +2,7 @@
 
 The panel is drawn once and its script only puts new texts into the cells, so that a tooltip or a
 selection survives the updates of a reply that streams. Knows ``app.answer.Answer`` and
-``core.metrics``; no figure is computed here.
+``core.figures.metrics``; no figure is computed here.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ from app import choosing
 from app.display import as_html
 from app.masthead import precision
 from core.auto_k import MOST, AutoK
-from core.costs import Costs
 from core.drafters.names import title as drafter_title
+from core.figures.costs import Costs
 from core.models.catalogue import CATALOGUE, Entry
 from core.models.checkpoint import Checkpoint
 from core.models.embedded import NAME

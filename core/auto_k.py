@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from core.costs import Costs
-from core.metrics import expected_tokens
+from core.figures.costs import Costs
+from core.figures.metrics import expected_tokens
 from core.records import Settings, Token
 
 MOST = 8  # the largest K whose costs are measured

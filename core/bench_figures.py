@@ -1,7 +1,7 @@
 """What the bench's measurements come to: speeds, ratios, acceptance, choices of K, and a verdict a domain.
 
-Pure: knows the records and ``core.metrics``, no model and no clock, so that every figure can be tested on
-invented measurements.
+Pure: knows the records and ``core.figures.metrics``, no model and no clock, so that every figure can be
+tested on invented measurements.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from core.bench_measured import (
     shown,
     spread,
 )
-from core.intervals import Interval, quotient_interval, ratio_interval
-from core.metrics import Figures, expected_tokens, predicted_speedup, summarize
+from core.figures.intervals import Interval, quotient_interval, ratio_interval
+from core.figures.metrics import Figures, expected_tokens, predicted_speedup, summarize
 from core.records import Round
 
 # What a speed is divided by: the ways that go by such a name, and of several the fastest in the same case.
@@ -202,8 +202,8 @@ class Accepted:
 class Verification:
     """Accepted length token by token and by block, on the same prompts and seeds, and block over token.
 
-    Whole replies are drawn for the intervals (``core.intervals``). At temperature 0 every repeat of a prompt
-    gives the same reply, so only the first counts.
+    Whole replies are drawn for the intervals (``core.figures.intervals``). At temperature 0 every repeat of a
+    prompt gives the same reply, so only the first counts.
     """
 
     case: Case

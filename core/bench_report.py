@@ -33,9 +33,9 @@ from core.bench_measured import (
     Way,
     shown,
 )
-from core.costs import Costs
-from core.intervals import FEW
-from core.metrics import summarize
+from core.figures.costs import Costs
+from core.figures.intervals import FEW
+from core.figures.metrics import summarize
 
 MILLI, MEGA, GIGA = 1e3, 1e-6, 1e-9  # seconds to ms, bytes to MB and GB
 

@@ -21,9 +21,9 @@ import torch
 from core import cards, roofline, roofline_here
 from core.auto_k import MOST
 from core.cards import Card, CardError
-from core.costs import Costs
 from core.fake_pairs import DOCUMENT
-from core.metrics import expected_tokens
+from core.figures.costs import Costs
+from core.figures.metrics import expected_tokens
 from core.models.asked import settled_form
 from core.models.card import half_of
 from core.models.catalogue import CATALOGUE, Entry

@@ -27,8 +27,8 @@ from pathlib import Path
 import torch
 
 from core.auto_k import MOST
-from core.costs import Costs
 from core.engine import Engine
+from core.figures.costs import Costs
 from core.machine.heartbeat import heard
 from core.machine.home import home
 from core.machine.kept import keep

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 
 from core.domain_table import SUM_NAMES, Estimate, Sums, columns, estimate
-from core.intervals import paired_interval
+from core.figures.intervals import paired_interval
 from core.records import Round, Settings, writes_exactly
 
 PLAIN = "plain"

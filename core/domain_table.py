@@ -9,12 +9,13 @@ system prompts, and whether a domain was detected or picked.
 
 Rules:
 
-- A round belongs to one domain whole, that of its first token, as in ``core.metrics.by_domain``: the figures
-  here are the ones it gives for the same rounds.
+- A round belongs to one domain whole, that of its first token, as in ``core.figures.metrics.by_domain``: the
+  figures here are the ones it gives for the same rounds.
 - Every round on record counts, also of a reply that was stopped, failed, was interrupted or is still being
   written: what a draft was worth in a round does not depend on how the reply ended.
 - A figure is a ratio of sums over all rounds, so long replies weigh more. Its interval comes from resampling
-  whole replies (``core.intervals``); it is None where fewer than two replies have what the figure needs.
+  whole replies (``core.figures.intervals``); it is None where fewer than two replies have what the figure
+  needs.
 - Plain speed, to compare with, is that of the same target on the same device at the same temperature with
   K = 0, on any text that was recorded so: not only of repetitions of the same prompts.
 
@@ -28,12 +29,12 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from core.intervals import Interval, quotient_interval, ratio_interval
+from core.figures.intervals import Interval, quotient_interval, ratio_interval
 from core.records import DOMAINS, DRAFTED, Fate
 
 ALL = "all"  # the domain of the row over all domains
 
-# Each compared figure, as core.metrics names it, is the first sum over the second.
+# Each compared figure, as core.figures.metrics names it, is the first sum over the second.
 MEASURES = {
     "draft_acceptance_rate": ("accepted", "drafted"),
     "alpha": ("overlap", "overlaps"),

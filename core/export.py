@@ -6,7 +6,8 @@
 WHAT is sessions, replies, rounds, tokens, domains or comparisons.
 
 Knows the store and the metrics. Every figure is computed anew from the rounds on record, so that a reply
-without an end has its figures too, and the identities of ``core.metrics`` hold in every row that has counts.
+without an end has its figures too, and the identities of ``core.figures.metrics`` hold in every row that has
+counts.
 
 The format: UTF-8 with one byte order mark, so that Excel sees that it is UTF-8 (``encoding="utf-8-sig"``
 reads it elsewhere); RFC 4180, that is commas, CRLF, and double quotes where a cell needs them; a header
@@ -67,7 +68,7 @@ from core.domain_table import (
     choices,
     domain_table,
 )
-from core.metrics import FIGURE_NAMES, Tally, by_domain, round_domain
+from core.figures.metrics import FIGURE_NAMES, Tally, by_domain, round_domain
 from core.records import Fate, PairInfo, Round, Settings, Token
 from core.store import Store, default_path
 from core.stored import StoredReply, StoreError, read_rounds, reading, reply_from_row, unpack_top

@@ -18,8 +18,9 @@ judges a round's drafts together. ``--drafter`` chooses another way to draft tha
 
 On a terminal every token shows its fate (``core.text.terminal``; ``NO_COLOR`` is respected); a file or a pipe
 gets the reply's text. ``--json`` prints one JSON object a line: each round (``"type": "round"``), then the
-reply (``"type": "reply"``), with the field names of ``core.records`` and ``core.metrics``, which are the
-database's; undefined figures are null. Progress, notes on the pair, legend and figures go to standard error.
+reply (``"type": "reply"``), with the field names of ``core.records`` and ``core.figures.metrics``, which are
+the database's; undefined figures are null. Progress, notes on the pair, legend and figures go to standard
+error.
 
 Exit status: 0; 1 if the reply ended with an error or cannot be written; 2 for input that cannot be used, with
 one sentence; 130 after Ctrl-C, which ends the reply after the round in flight and keeps what was said; 141 if
@@ -42,10 +43,10 @@ from typing import TYPE_CHECKING
 
 from core.auto_k import MOST
 from core.drafters.names import DRAFTERS, TREE_DRAFTERS
+from core.figures.metrics import Figures, summarize
 from core.json_lines import JsonWriter
 from core.machine.heartbeat import heard
 from core.machine.progress import Progress
-from core.metrics import Figures, summarize
 from core.models.errors import LoadError
 from core.models.flags import add_pair_arguments, pair_spec
 from core.models.sources import SpecError

@@ -1,7 +1,7 @@
 """Rounds and replies as lines of strict JSON, under the record's names.
 
 One object a line: each round (``"type": "round"``), then the reply (``"type": "reply"``), with the field
-names of ``core.records`` and ``core.metrics``, which are the database's; undefined figures are null.
+names of ``core.records`` and ``core.figures.metrics``, which are the database's; undefined figures are null.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TextIO
 
-from core.metrics import Figures, summarize
+from core.figures.metrics import Figures, summarize
 from core.plain import plain
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token, writes_exactly
 

@@ -4,8 +4,8 @@ A database carries the names of the migrations it has been through (table ``_sql
 sqlite-utils). ``migrate`` applies what is missing, all of it or nothing; ``is_newer`` tells a database that a
 later Redline made, which is left alone. Never change or remove a migration that has been released: add one.
 
-Column names are the field names of ``core.records`` and ``core.metrics``. Times are ISO 8601 in UTC. An
-undefined figure is NULL. A reply whose ``finish_reason`` is NULL has no end on record: it is still being
+Column names are the field names of ``core.records`` and ``core.figures.metrics``. Times are ISO 8601 in UTC.
+An undefined figure is NULL. A reply whose ``finish_reason`` is NULL has no end on record: it is still being
 written, or the process was killed.
 """
 

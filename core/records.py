@@ -2,7 +2,7 @@
 
 These records are the only thing that crosses from the engine to the page, the store and the
 metrics. Field names are the database's column names, the CSV's headers and the JSON keys of
-``core.generate``. The module computes no figure beyond counting (``core.metrics`` does) and
+``core.generate``. The module computes no figure beyond counting (``core.figures.metrics`` does) and
 imports nothing of the project.
 
 Words (Leviathan et al. 2023, arXiv:2211.17192; names as in vLLM): a *round* is one draft phase,

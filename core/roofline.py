@@ -18,8 +18,8 @@ import torch
 from core import fake_pairs, nf4_dispatch
 from core.auto_k import MOST
 from core.cards import Card
-from core.costs import Costs
 from core.fake_card import Counts, FakeCard
+from core.figures.costs import Costs
 from core.models.catalogue import Entry
 from core.models.key_blocks import KEY_BLOCK, PARTS
 from core.models.memory import Size

@@ -41,7 +41,7 @@ from typing import TypeVar
 from core import compared, entries
 from core.compared import Comparison
 from core.entries import Job, NoQuestion
-from core.metrics import Tally
+from core.figures.metrics import Tally
 from core.plain import NotPlain, plain_record
 from core.records import PairInfo, Reply, Round, Settings
 from core.stored import (

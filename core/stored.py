@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sqlite_utils import Database
 
-from core.metrics import Figures, summarize
+from core.figures.metrics import Figures, summarize
 from core.migrations import is_newer, migrate
 from core.records import Fate, PairInfo, Round, Settings, Token
 

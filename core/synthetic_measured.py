@@ -13,7 +13,7 @@ import torch
 
 from core import device_rule
 from core.engine import Engine
-from core.metrics import expected_tokens
+from core.figures.metrics import expected_tokens
 from core.models.pair import Pair
 from core.records import Fate, Round, Settings
 

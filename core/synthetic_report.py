@@ -17,11 +17,11 @@ import torch
 from core import nf4_dispatch, roofline
 from core.auto_k import MOST
 from core.cards import Card
-from core.costs import Costs
 from core.drafters.auto import AutoDrafter
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
-from core.metrics import expected_tokens
+from core.figures.costs import Costs
+from core.figures.metrics import expected_tokens
 from core.models import rows as row_test
 from core.models.decoder import Decoder
 from core.models.memory import size_of

@@ -3,7 +3,7 @@
 p is the target's over its whole vocabulary, q the draft's over the ids its head scores (0 elsewhere), both
 at temperature 1 without filters; the sum is the probability that exact verification keeps a token drafted
 there. By depth: how far from the target's last features a draft has got by feeding on itself, or which head
-of a Medusa draft it was. The interval is a bootstrap over replies (``core.intervals``).
+of a Medusa draft it was. The interval is a bootstrap over replies (``core.figures.intervals``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from core.distill.kinds import Draft
 from core.distill.lesson import Batch, Lessons
 from core.distill.target import Target
-from core.intervals import Interval, ratio_interval
+from core.figures.intervals import Interval, ratio_interval
 
 AT_ONCE = 4  # chats in a batch
 ROWS = 64  # positions scored together: what the processor's caches hold

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from core.costs import Costs
 from core.drafters.base import Drafter, Drafting
 from core.drafters.names import DRAFTERS
 from core.drafters.untrained import makers
+from core.figures.costs import Costs
 from core.machine.home import home
 from core.machine.progress import Progress, silent
 from core.models import distilled, sizes

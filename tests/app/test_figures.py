@@ -8,7 +8,7 @@ import pytest
 from app.answer import Answer
 from app.conversation import PLAIN, Turn
 from app.figures import comparison, figures_value, seconds
-from core.costs import Costs
+from core.figures.costs import Costs
 from core.records import Settings, writes_exactly
 from core.text.template import Prompt
 from tests.core.builders import PAIR, reply_of, rounds_of

@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from core import calibration
-from core.costs import Costs
+from core.figures.costs import Costs
 from core.models.errors import LoadError
 from tests.app.toy import PAIR, ToyEngine
 

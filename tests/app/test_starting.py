@@ -8,7 +8,7 @@ import pytest
 
 from app import choosing, starting, zero_gpu
 from core import calibration
-from core.costs import Costs
+from core.figures.costs import Costs
 from core.models.spec import PairSpec, embedded_spec
 from core.records import Settings
 from tests.core.toys import table, toy_pair

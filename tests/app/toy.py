@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from core.costs import Costs
+from core.figures.costs import Costs
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token
 from core.text.detokenise import PromptError
 from core.text.domains import DomainTracker

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 
 from core.auto_k import MOST, PROBE_AFTER, AutoK, usual_k
-from core.costs import Costs
 from core.engine import Engine
-from core.metrics import expected_tokens
+from core.figures.costs import Costs
+from core.figures.metrics import expected_tokens
 from core.records import Fate, Settings, Token
 from tests.core.toys import path, table, toy_pair
 

@@ -12,12 +12,12 @@ import torch
 
 from core import device_rule, sampling
 from core.batched import Batched, Lookahead
-from core.costs import Costs
 from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
+from core.figures.costs import Costs
 from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import Fate, Settings

@@ -18,7 +18,7 @@ from core.bench_figures import (
     verification,
 )
 from core.bench_measured import PLAIN, Case, Parts, Sample, Spread, Way, spread
-from core.metrics import summarize
+from core.figures.metrics import summarize
 from tests.core.builders import rounds_of
 
 

@@ -20,7 +20,7 @@ from core.bench_measured import (
     shown,
 )
 from core.bench_report import Report, as_json, as_text, table
-from core.costs import Costs
+from core.figures.costs import Costs
 from tests.core.test_bench_figures import sample
 
 

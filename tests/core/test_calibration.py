@@ -11,8 +11,8 @@ import torch
 
 from core import calibration
 from core.auto_k import AutoK
-from core.costs import Costs
 from core.drafters.ngram import NgramDrafter
+from core.figures.costs import Costs
 from core.machine.home import home
 from tests.core.test_decoder import pair_of
 from tests.core.tiny import as_decoder, tiny_llama

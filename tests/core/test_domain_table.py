@@ -1,4 +1,4 @@
-"""The comparison of domains against ``core.metrics`` on the same rounds, and what it holds apart."""
+"""The comparison of domains against ``core.figures.metrics`` on the same rounds, and what it holds apart."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from core.domain_table import (
     default_choice,
     domain_table,
 )
-from core.intervals import ratio_interval
-from core.metrics import by_domain, measured_speedup, summarize
+from core.figures.intervals import ratio_interval
+from core.figures.metrics import by_domain, measured_speedup, summarize
 from core.records import DOMAINS, PairInfo, Round, Settings
 from core.store import Store
 from core.stored import reading
@@ -69,7 +69,7 @@ def random_rounds(rng: random.Random, words=WORDS) -> list[Round]:
     return rounds
 
 
-# --- The same figures as core.metrics
+# --- The same figures as core.figures.metrics
 
 
 def test_every_figure_is_that_of_the_metrics_on_random_replies(store):

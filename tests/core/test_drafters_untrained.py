@@ -17,7 +17,7 @@ from core.drafters.recycling import RecyclingDrafter, Table
 from core.drafters.suffix import SuffixAutomaton
 from core.drafters.untrained import makers
 from core.engine import Engine
-from core.metrics import summarize
+from core.figures.metrics import summarize
 from core.records import Fate, Settings
 from core.text.detokenise import PromptError
 from tests.core.tiny import as_decoder, held, tiny_llama

@@ -10,9 +10,9 @@ import threading
 import pytest
 import torch
 
-from core import metrics
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
+from core.figures import metrics
 from core.models.decoder import PREFILL_CHUNK
 from core.records import EMITTED, Fate, Settings
 from core.text.detokenise import PromptError

@@ -18,8 +18,8 @@ from itertools import product
 import pytest
 import torch
 
-from core.costs import Costs
 from core.engine import Engine
+from core.figures.costs import Costs
 from core.records import EMITTED, Settings
 from core.sampling import distribution, distributions
 from tests.core.toys import LogitsOf, table, toy_pair

@@ -9,12 +9,12 @@ from itertools import product
 import pytest
 import torch
 
-from core.costs import Costs
 from core.drafters.auto import AutoDrafter
 from core.drafters.early_exit import EarlyExitDrafter
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
+from core.figures.costs import Costs
 from core.records import EMITTED, Fate, Settings
 from core.text.chat import encode_chat
 from tests.core.test_exactness import LENGTH, enumerate_replies, failing, g_test, joint

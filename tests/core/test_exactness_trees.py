@@ -14,8 +14,8 @@ from functools import cache
 import pytest
 import torch
 
-from core.costs import Costs
 from core.engine import Engine
+from core.figures.costs import Costs
 from core.models.pair import Pair
 from core.records import Fate, Settings
 from core.sampling import distributions

@@ -17,7 +17,7 @@ import pytest
 from core import export
 from core.cells import Form, as_text, original
 from core.export import COLUMNS, ExportError, main, write_csv
-from core.metrics import FIGURE_NAMES, summarize
+from core.figures.metrics import FIGURE_NAMES, summarize
 from core.records import Settings
 from core.store import Store
 from tests.core.builders import PAIR, answer, record, round_of, rounds_of, token

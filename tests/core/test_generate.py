@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from core import calibration
-from core.costs import Costs
 from core.engine import Engine
+from core.figures.costs import Costs
+from core.figures.metrics import FIGURE_NAMES
 from core.generate import InputError, main, parse_request, read_messages
 from core.json_lines import json_line, reply_row, round_row
-from core.metrics import FIGURE_NAMES
 from core.models.errors import LoadError
 from core.models.spec import PairSpec, embedded_spec
 from core.records import Fate, PairInfo, Settings, Token

@@ -10,8 +10,8 @@ import torch
 
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
+from core.figures.metrics import summarize
 from core.lossy import drift, kept_ids, lossy
-from core.metrics import summarize
 from core.records import Fate, Settings
 from core.sampling import Distribution, Proposal, distribution
 from core.settings import LOSSY, VERIFIERS, SettingsError, parse_settings

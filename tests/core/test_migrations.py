@@ -10,7 +10,7 @@ from sqlite_utils import Database
 
 from core import migrations, stored
 from core.domain_table import choices
-from core.metrics import FIGURE_NAMES
+from core.figures.metrics import FIGURE_NAMES
 from core.migrations import is_newer, migrate
 from core.records import PairInfo, Reply, Round, Settings, Token
 from core.store import Store

@@ -10,7 +10,7 @@ import torch
 from core import bench, bench_roofline, cards, fake_pairs, nf4_dispatch, roofline, roofline_here
 from core.auto_k import MOST
 from core.cards import Card
-from core.metrics import expected_tokens
+from core.figures.metrics import expected_tokens
 from core.models.catalogue import CATALOGUE
 from core.models.memory import size_of
 from core.roofline import Asked, Host, Model, Work

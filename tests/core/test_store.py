@@ -18,7 +18,7 @@ import pytest
 from core import store as store_module
 from core import stored
 from core import writer as writer_module
-from core.metrics import summarize
+from core.figures.metrics import summarize
 from core.records import Reply, Settings
 from core.store import Store
 from core.text.detokenise import clean_text

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from core.metrics import expected_tokens, predicted_speedup
+from core.figures.metrics import expected_tokens, predicted_speedup
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Costs:
     def speedup(self, acceptance: float | Sequence[float | None] | None, ks: Iterable[int]) -> float | None:
         """The predicted speed-up over plain decoding of rounds with these numbers of drafts.
 
-        ``acceptance`` is that of ``core.metrics.expected_tokens``. None without rounds, where a position that
-        matters was never tested, and for a K that was not measured.
+        ``acceptance`` is that of ``core.figures.metrics.expected_tokens``. None without rounds, where a
+        position that matters was never tested, and for a K that was not measured.
         """
         rounds = Counter(ks)
         if not rounds or max(rounds) >= len(self.verify):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from core import metrics
+from core.figures import metrics
 from core.records import Fate
 from tests.core import builders
 from tests.core.builders import round_of, rounds_of, token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from core.intervals import quotient_interval, ratio_interval
+from core.figures.intervals import quotient_interval, ratio_interval
 
 TRUTH = 0.6  # of ``simulate``: the mean of Beta(6, 4), replies' lengths being independent of their rates
 
@@ -58,7 +58,7 @@ def test_the_same_figures_give_the_same_interval():
 def test_it_is_the_same_however_many_draws_are_held_at_a_time(monkeypatch):
     accepted, drafted = simulate(np.random.default_rng(5), 40)
     whole = ratio_interval(accepted, drafted)
-    monkeypatch.setattr("core.intervals._DRAWS_AT_ONCE", 40 * 30)
+    monkeypatch.setattr("core.figures.intervals._DRAWS_AT_ONCE", 40 * 30)
     assert ratio_interval(accepted, drafted) == pytest.approx(whole, abs=0.02)
 
 

@@ -8,9 +8,9 @@ replies as the units that are drawn (their chapter 8; Davison & Hinkley, *Bootst
 Application* (1997), section 3.8).
 
 What it does not know: whether replies are independent of each other, as repetitions of one prompt are not.
-With few clusters a percentile interval is too narrow: on the simulation of ``tests/core/test_intervals.py``
-what is called 95% held the truth in 50% of cases with two clusters, 81% with five, 90% with ten, 93% with
-twenty. ``FEW`` is where a reader should be warned.
+With few clusters a percentile interval is too narrow: on the simulation of
+``tests/core/figures/test_intervals.py`` what is called 95% held the truth in 50% of cases with two clusters,
+81% with five, 90% with ten, 93% with twenty. ``FEW`` is where a reader should be warned.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Figures: what rounds add up to, how sure that is, and what it costs."""
