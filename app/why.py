@@ -102,7 +102,7 @@ def _best(token: Token, texts: Mapping[int, str]) -> str | None:
 
 
 def _by_lossy_rule(token: Token, rule: str, threshold: float | None) -> str:
-    """Of a token that a rule of ``core.lossy`` kept or refused: its test in numbers, and its drift."""
+    """Of a token that a rule of ``core.verify.lossy`` kept or refused: its test in numbers, and its drift."""
     no, done = ("", "kept") if token.fate is Fate.ACCEPTED else ("not ", "struck out")
     p, q = f"p(x) = {number(token.p, 2)}", f"q(x) = {number(token.q, 2)}"
     bar = number(threshold)

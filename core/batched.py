@@ -2,10 +2,10 @@
 
 The draws are made before the round and sent ahead. Drafts feed the next step as tensors; target pass,
 verification and the target's own draw follow without a look at any of them; all that the record keeps comes
-to the host as one tensor. The maths is that of ``core.sampling``, over whole rows and for all positions at
-once, in the same dtypes: one filter chain, q in float32, draws, ratios and residuals in float64. Draws that
-a round turns out not to need are the next round's, so that a seed gives the reply ``core.rounds`` gives, up
-to rounding.
+to the host as one tensor. The maths is that of ``core.verify.sampling``, over whole rows and for all
+positions at once, in the same dtypes: one filter chain, q in float32, draws, ratios and residuals in float64.
+Draws that a round turns out not to need are the next round's, so that a seed gives the reply ``core.rounds``
+gives, up to rounding.
 
 Nothing here may make the host wait but the one transfer: no ``item``, no branch on a tensor, no mask that
 chooses how many, no copy from memory that is not pinned. Shapes depend on K and on the length of the

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from core.records import Fate
 from core.rounds import Drafted, Verdict, chain, outcome_figures
-from core.sampling import TOP, BadLogitsError, Outcome
+from core.verify.sampling import TOP, BadLogitsError, Outcome
 
 # Columns of the table that comes to the host, one row a position; then ids and values of the top of p and q.
 COLUMNS = (

@@ -1,9 +1,9 @@
 """The rule of speculative sampling on rows of logits, without a look at any of their numbers.
 
-The maths is that of ``core.sampling``, over whole rows and for all positions at once, in the same dtypes: one
-filter chain, q in float32, draws, ratios and residuals in float64. Pure functions of tensors, whose shapes
-depend on those that came in alone: nothing here makes the host wait for a device (``core.batched`` says what
-would). Knows no model, cache or record.
+The maths is that of ``core.verify.sampling``, over whole rows and for all positions at once, in the same
+dtypes: one filter chain, q in float32, draws, ratios and residuals in float64. Pure functions of tensors,
+whose shapes depend on those that came in alone: nothing here makes the host wait for a device
+(``core.batched`` says what would). Knows no model, cache or record.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from core.records import Settings
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What rows of logits stand for: ``p`` and ``soft`` (n, width) float32 as ``core.sampling.distributions``
-    has them, zeros where nothing can be drawn, which ``usable`` (n,) tells; ``largest`` (n,) logits."""
+    """What rows of logits stand for: ``p`` and ``soft`` (n, width) float32 as
+    ``core.verify.sampling.distributions`` has them, zeros where nothing can be drawn, which ``usable`` (n,)
+    tells; ``largest`` (n,) logits."""
 
     p: torch.Tensor
     soft: torch.Tensor
@@ -28,7 +29,7 @@ class Rows:
 
 
 def distributions(logits: torch.Tensor, settings: Settings, seen: torch.Tensor | None = None) -> Rows:
-    """The filter chain of ``core.sampling.distributions`` on rows of logits (n, width).
+    """The filter chain of ``core.verify.sampling.distributions`` on rows of logits (n, width).
 
     ``seen`` (n, width) bool marks the ids before each row, for the repetition penalty.
     """
@@ -52,8 +53,8 @@ def distributions(logits: torch.Tensor, settings: Settings, seen: torch.Tensor |
 def _sampled(scaled: torch.Tensor, settings: Settings) -> torch.Tensor:
     """Top-k, top-p and min-p on rows of logits after temperature (n, width): probabilities (n, width).
 
-    Of equal ids, of which not all are kept, the lowest are, as in ``core.sampling.distribution``: ``topk``
-    alone may choose any, and ``sort`` is asked to be stable.
+    Of equal ids, of which not all are kept, the lowest are, as in ``core.verify.sampling.distribution``:
+    ``topk`` alone may choose any, and ``sort`` is asked to be stable.
     """
     width = scaled.shape[-1]
     columns = None  # of the entries in ``p`` where they are not all, in order
@@ -91,7 +92,7 @@ def _normalised(p: torch.Tensor) -> torch.Tensor:
 
 
 def draw(weights: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """``core.sampling.draw`` for rows of weights (n, width) at u (n,) float64: indices (n,).
+    """``core.verify.sampling.draw`` for rows of weights (n, width) at u (n,) float64: indices (n,).
 
     A parallel sum of rounded numbers need not rise with every term, nor stand still where a weight is 0: so
     the sum is looked at only where there is weight, and is everywhere below its largest value once.

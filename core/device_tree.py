@@ -1,6 +1,6 @@
 """Trees on tensors whose shapes depend on K and the width alone: candidates, verification, the branch kept.
 
-What ``core.tree`` does node by node, for all nodes at once and without a look at any number
+What ``core.verify.tree`` does node by node, for all nodes at once and without a look at any number
 (``core.batched``). A tree of ``count`` positions has ``width`` places for candidates at each, of which the
 first ones are filled, and goes on behind the first of them (``core.models.tree_walk.along_a_branch``): its
 rows are that of the last committed id, then those of the first position's candidates, and so on, empty places
@@ -9,8 +9,8 @@ among them. A place that is empty has nothing behind it and is never tried.
 So each position that is reached on the way of the first candidates was reached by one test a position before
 it, and the test of place s at position d is the d + s th of the round: which draw it takes is known ahead.
 
-The maths is that of ``core.tree``, row for row: q in float32, draws, ratios and residuals in float64. Knows
-distributions; no model, mask or cache.
+The maths is that of ``core.verify.tree``, row for row: q in float32, draws, ratios and residuals in float64.
+Knows distributions; no model, mask or cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Candidates:
 
 
 def siblings(row: Rows, width: int, draws: torch.Tensor, greedy: bool) -> Candidates:
-    """``core.tree.siblings`` of one row (1, n) at ``draws`` (width,) float64; ``greedy`` at temperature 0.
+    """``core.verify.tree.siblings`` of one row (1, n) at ``draws`` (width,) float64; ``greedy`` at
+    temperature 0.
 
     What comes of a row that is not usable is not filled.
     """
@@ -135,7 +136,7 @@ def judge_tree(
     taken: torch.Tensor,
     width: int,
 ) -> JudgedTree:
-    """``core.tree.verify_tree`` of a tree of 1 + count * width rows ``p``.
+    """``core.verify.tree.verify_tree`` of a tree of 1 + count * width rows ``p``.
 
     ``nodes`` (count * width,) are ids, ``q`` (count * width, n) float32 what each was drawn from and
     ``filled`` (count * width,) bool which of them there are: none of a position behind one that has none.

@@ -7,7 +7,7 @@
     generation.reply
 
 Every reply is exact: its tokens are distributed as the target alone would draw them under the same
-settings (``core.sampling``; proved in ``tests/core/test_exactness.py``). The engine is one resource,
+settings (``core.verify.sampling``; proved in ``tests/core/test_exactness.py``). The engine is one resource,
 held by one reply at a time. It does not know who is watching: no page, store or metric.
 """
 
@@ -34,9 +34,9 @@ from core.models.pair import Pair
 from core.records import Fate, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
 from core.rounds import Played, Stepwise, Uniform, Verdict, Way
-from core.sampling import BadLogitsError
 from core.text.detokenise import PromptError
 from core.transcript import Piece, Transcript
+from core.verify.sampling import BadLogitsError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -18,12 +18,13 @@ from typing import Protocol
 import torch
 
 from core.drafters.names import TREE_DRAFTERS
-from core.lossy import lossy
 from core.models.base import Cache, Scorer
 from core.models.pair import Pair
 from core.records import Settings
 from core.reuse import Kept
-from core.sampling import (
+from core.settings import LOSSY
+from core.verify.lossy import lossy
+from core.verify.sampling import (
     VERIFIERS,
     Distribution,
     Outcome,
@@ -33,8 +34,7 @@ from core.sampling import (
     raw_probability,
     shows_raw,
 )
-from core.settings import LOSSY
-from core.tree import verify_tree
+from core.verify.tree import verify_tree
 
 Uniform = Callable[[], float]  # draws from [0, 1)
 

@@ -15,7 +15,8 @@ MAX_DRAFT_TOKENS = 16
 MAX_NEW_TOKENS = 8192
 MAX_STOPS, MAX_STOP_LENGTH = 32, 500
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 0.1, 10.0
-# Numbers that lossy rules take: the usual one, the least and the most (``core.lossy``); None: it takes none.
+# Numbers that lossy rules take: the usual one, the least and the most (``core.verify.lossy``); None: it takes
+# none.
 LOSSY: dict[str, tuple[float, float, float] | None] = {
     "greedy": None,
     "threshold": (0.3, 0.0, 1.0),

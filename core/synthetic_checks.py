@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from core import device_rule, sampling
+from core import device_rule
 from core.auto_k import MOST
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
@@ -20,6 +20,7 @@ from core.models.linear.forms import maker
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import Fate, Settings
 from core.synthetic import SMALL, NoText, random_model, scripted_pair
+from core.verify import sampling
 
 FLOAT = maker("float32")
 _FILTERS = (

@@ -16,7 +16,7 @@ from core.drafters.base import Drafter
 from core.drafters.ngram import Lookup, NgramDrafter
 from core.models.base import Cache, Stop
 from core.records import Settings
-from core.sampling import Proposal
+from core.verify.sampling import Proposal
 
 LONG_MATCH = 5  # ids from which a repeat is trusted more than a model, the paper's threshold
 

@@ -11,7 +11,7 @@ import torch
 
 from core.models.base import Cache, Scorer, Stop
 from core.records import Settings
-from core.sampling import Proposal
+from core.verify.sampling import Proposal
 
 
 class Drafter(Protocol):

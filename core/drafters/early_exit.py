@@ -19,8 +19,8 @@ from core.models.base import Stop
 from core.models.decoder import Decoder
 from core.models.kv_cache import KVCache
 from core.records import Settings
-from core.sampling import Proposal
-from core.tree import along_branch
+from core.verify.sampling import Proposal
+from core.verify.tree import along_branch
 
 SHARE = 3  # one layer in so many is run
 

@@ -23,8 +23,8 @@ from core.models.decoder import Decoder
 from core.models.kv_cache import KVCache
 from core.models.linear import Linear
 from core.records import Settings
-from core.sampling import Proposal
-from core.tree import along_branch
+from core.verify.sampling import Proposal
+from core.verify.tree import along_branch
 
 Make = Callable[[torch.Tensor], Linear]
 

@@ -20,8 +20,8 @@ import torch
 from core.drafters.base import Step
 from core.models.base import Cache, Scorer, Stop
 from core.records import Settings
-from core.sampling import Proposal
-from core.tree import along_branch
+from core.verify.sampling import Proposal
+from core.verify.tree import along_branch
 
 
 class ModelDrafter:

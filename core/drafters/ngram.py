@@ -16,7 +16,7 @@ import torch
 from core.drafters.suffix import SuffixAutomaton
 from core.models.base import Cache, Stop
 from core.records import Settings
-from core.sampling import Distribution, Proposal
+from core.verify.sampling import Distribution, Proposal
 
 LEAST_MATCH = 2  # ids an ending must have in common with an earlier place
 _BYTES_PER_ID = 800  # of an automaton, measured with tracemalloc on chats

@@ -20,7 +20,7 @@ import torch
 from core.drafters.ngram import certain
 from core.models.base import Cache, Stop
 from core.records import Settings
-from core.sampling import Proposal
+from core.verify.sampling import Proposal
 
 SUCCESSORS = 8  # kept for an id, as in the paper
 _BYTES_PER_ENTRY = 400

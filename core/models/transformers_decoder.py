@@ -22,7 +22,7 @@ from core.models.base import PREFILL_CHUNK, Stop, chunks
 from core.models.card_attention import prefer_plain_kernels
 from core.models.errors import LoadError, UnusableNumbers
 from core.models.rows import difference, some_ids
-from core.sampling import BadLogitsError, peak
+from core.verify.sampling import BadLogitsError, peak
 
 _GROWTH = 256  # positions by which a buffer grows at least
 # The same passes after a crop and from a fresh cache: equal but for kernels that add in varying order.

@@ -2,8 +2,8 @@
 
     law = every_branch(monkeypatch, run)        # result -> probability
 
-Nothing is drawn with numbers from [0, 1): each decision of ``core.sampling.accepts`` and each index that
-``core.sampling.draw`` may give is taken in turn, with the probability that it has.
+Nothing is drawn with numbers from [0, 1): each decision of ``core.verify.sampling.accepts`` and each index
+that ``core.verify.sampling.draw`` may give is taken in turn, with the probability that it has.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
-import core.sampling
-import core.tree
+import core.verify.sampling
+import core.verify.tree
 
 
 def constant() -> float:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from core import rounds, sampling, tree
+from core import rounds
 from core.records import Settings
+from core.verify import sampling, tree
 
 SMALL = 64  # ids of a toy's vocabulary, at most: what is larger comes twice too seldom
 

@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 import torch
 
-from core import device_rule, sampling
+from core import device_rule
 from core.batched import Batched, Lookahead
 from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
@@ -24,6 +24,7 @@ from core.records import Fate, Settings
 from core.reuse import Kept
 from core.synthetic import SMALL, random_decoder, scripted_pair
 from core.synthetic_traffic import Watch
+from core.verify import sampling
 from tests.core.models_on_disk import VOCABULARY, make_model, make_near
 from tests.core.test_drafters import Padded, known
 from tests.core.toys import INFO, ToyTokenizer, path, table, toy_pair

@@ -1,4 +1,4 @@
-"""Trees on tensors of fixed shape: candidates, verdicts and draws are ``core.tree``'s, node for node."""
+"""Trees on tensors of fixed shape: candidates, verdicts and draws are ``core.verify.tree``'s, node for node."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from core import device_rule, device_tree
 from core.records import Fate, Settings
-from core.sampling import BadLogitsError, distributions
-from core.tree import along_branch, siblings, verify_tree
+from core.verify.sampling import BadLogitsError, distributions
+from core.verify.tree import along_branch, siblings, verify_tree
 
 SETTINGS = {
     "sampled": Settings(temperature=1.0),
@@ -44,7 +44,7 @@ def some_logits(chance: random.Random, size: int) -> torch.Tensor:
 
 
 def on_device(settings, rows, width, draws, head):
-    """``core.tree.along_branch`` by ``siblings``; ``rows`` are the draft's, one a position."""
+    """``core.verify.tree.along_branch`` by ``siblings``; ``rows`` are the draft's, one a position."""
     ids, qs, filled, drawn, usable = [], [], [], torch.tensor(0), torch.tensor(True)
     for row in rows:
         whole = device_rule.distributions(row[None], settings)

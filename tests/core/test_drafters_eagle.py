@@ -11,7 +11,7 @@ from core.auto_k import MOST
 from core.bench_run import time_passes
 from core.calibration import measure
 from core.records import Settings
-from core.sampling import distributions
+from core.verify.sampling import distributions
 from tests.core.tiny import held
 from tests.core.toy_drafts import eagle_tensors, plain_eagle, rows_of, toy_drafts_pair, toy_eagle, toy_target
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from core.records import Settings
-from core.sampling import distributions
+from core.verify.sampling import distributions
 from tests.core.test_drafters_eagle import HEAD, SAMPLED, drafted, some_ids
 from tests.core.toy_drafts import HEADS, medusa_tensors, plain_medusa, rows_of, toy_medusa, toy_target
 

@@ -13,7 +13,7 @@ from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.records import Fate, Settings
-from core.sampling import Distribution, Proposal
+from core.verify.sampling import Distribution, Proposal
 from tests.core.builders import assert_identities
 from tests.core.toy_drafts import toy_drafts_pair
 from tests.core.toys import path, toy_pair

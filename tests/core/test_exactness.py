@@ -21,7 +21,7 @@ import torch
 from core.engine import Engine
 from core.figures.costs import Costs
 from core.records import EMITTED, Settings
-from core.sampling import distribution, distributions
+from core.verify.sampling import distribution, distributions
 from tests.core.toys import LogitsOf, table, toy_pair
 
 pytestmark = pytest.mark.usefixtures("remembered")

@@ -18,7 +18,7 @@ from core.engine import Engine
 from core.figures.costs import Costs
 from core.models.pair import Pair
 from core.records import Fate, Settings
-from core.sampling import distributions
+from core.verify.sampling import distributions
 from tests.core.branches import constant, every_branch
 from tests.core.test_exactness import g_test, joint
 from tests.core.toy_drafts import TOYS, toy_drafts_pair

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from core.records import Fate, Settings
-from core.sampling import Distribution, Proposal, distributions, verify_tokenwise
-from core.tree import siblings, verify_tree
+from core.verify.sampling import Distribution, Proposal, distributions, verify_tokenwise
+from core.verify.tree import siblings, verify_tree
 from tests.core.branches import constant, every_branch
 
 VOCABULARY = 4

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from core.records import Fate
-from core.sampling import Distribution, Outcome, Proposal, Verify, overlap, sample
 from core.settings import LOSSY
+from core.verify.sampling import Distribution, Outcome, Proposal, Verify, overlap, sample
 
 # (p at ids, q at ids, the whole of p, threshold) to which of the ids are kept, bool, all (n,) float64.
 _Keeps = Callable[[torch.Tensor, torch.Tensor, Distribution, float | None], torch.Tensor]
@@ -62,7 +62,7 @@ def drift(rule: str, p: Distribution, q: Distribution, threshold: float | None) 
 
 
 def lossy(rule: str, threshold: float | None) -> Verify:
-    """The rule as a verifier of chains (``core.sampling.Verify``); None is its usual threshold."""
+    """The rule as a verifier of chains (``core.verify.sampling.Verify``); None is its usual threshold."""
     if threshold is None and (limits := LOSSY[rule]):
         threshold = limits[0]
 

@@ -3,8 +3,8 @@ along a branch, the candidates for a position, and exact verification, which tri
 
 A refused candidate leaves the target's distribution less the candidate's own, normalised, and the next one
 is held against that; where all are refused the target's token is drawn from what is left (SpecInfer, Miao et
-al. 2024, arXiv:2305.09781, algorithm 2). With one child a node this is ``core.sampling.verify_tokenwise``,
-draw for draw.
+al. 2024, arXiv:2305.09781, algorithm 2). With one child a node this is
+``core.verify.sampling.verify_tokenwise``, draw for draw.
 
 Exact given that each child was drawn from its ``q`` whatever its elder siblings were: with replacement, or
 without, ``q`` then being what the elder ones left. Candidates that were not drawn (the k most likely) are
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from core.records import Fate, Settings
-from core.sampling import (
+from core.verify.sampling import (
     BadLogitsError,
     Distribution,
     Outcome,
@@ -43,9 +43,10 @@ def siblings(
 ) -> list[Proposal]:
     """Up to ``count`` different candidates for one position, in the order they are to be tried in.
 
-    ``q`` and ``soft`` are those of ``core.sampling.distributions``. Candidates are drawn from ``q`` without
-    replacement, with a draw each, also where it decides nothing: each one's own q is what its elder siblings
-    left. At temperature 0, where ``q`` is one id, the most likely ids of ``soft`` follow it as one-hots.
+    ``q`` and ``soft`` are those of ``core.verify.sampling.distributions``. Candidates are drawn from ``q``
+    without replacement, with a draw each, also where it decides nothing: each one's own q is what its elder
+    siblings left. At temperature 0, where ``q`` is one id, the most likely ids of ``soft`` follow it as
+    one-hots.
     """
     found: list[Proposal] = []
     for _ in range(count):
@@ -99,7 +100,7 @@ def along_branch(
 def verify_tree(
     target: Callable[[int], Distribution], proposals: Sequence[Proposal], uniform: Callable[[], float]
 ) -> Iterator[Outcome]:
-    """As ``core.sampling.verify_tokenwise``, for proposals that name their parents.
+    """As ``core.verify.sampling.verify_tokenwise``, for proposals that name their parents.
 
     ``target(row)`` is p after the committed ids (row 0) or after proposal ``row - 1``. Several proposals may
     be rejected at one position; ``p`` and ``overlap`` are of what their elder siblings left.

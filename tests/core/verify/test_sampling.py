@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 )
 
 from core.records import Fate, Settings
-from core.sampling import (
+from core.verify.sampling import (
     BadLogitsError,
     Distribution,
     Proposal,

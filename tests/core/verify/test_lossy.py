@@ -11,10 +11,10 @@ import torch
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.figures.metrics import summarize
-from core.lossy import drift, kept_ids, lossy
 from core.records import Fate, Settings
-from core.sampling import Distribution, Proposal, distribution
 from core.settings import LOSSY, VERIFIERS, SettingsError, parse_settings
+from core.verify.lossy import drift, kept_ids, lossy
+from core.verify.sampling import Distribution, Proposal, distribution
 from tests.core.test_exactness import LENGTH, g_test, joint
 from tests.core.toys import table, toy_pair
 
