@@ -12,8 +12,8 @@ from typing import Any
 from app.token_view import encode_reply_end, encode_reply_start, encode_round
 from core.figures.costs import Costs
 from core.figures.metrics import Figures, Tally
+from core.record.store import StoredReply
 from core.records import PairInfo, Reply, Round, Settings, writes_exactly
-from core.store import StoredReply
 from core.text.template import Prompt
 
 

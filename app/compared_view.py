@@ -1,7 +1,7 @@
 """A comparison of drafters as HTML: how far it is, its table with bars, its name in the list.
 
-Pure functions from ``core.compared``'s records and ``core.compare``'s steps to markup; all text in it is
-escaped. The style sheet is ``assets/drafters.css``. No figure is computed here.
+Pure functions from ``core.record.compared``'s records and ``core.compare``'s steps to markup; all text in it
+is escaped. The style sheet is ``assets/drafters.css``. No figure is computed here.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from app.display import as_html
 from app.why import UNDEFINED
 from core.compare import Step
-from core.compared import DOMAINS, PLAIN, SPEEDUP, Comparison, Row, table
-from core.domain_table import Estimate
 from core.drafters.names import DRAFTERS
+from core.record.compared import DOMAINS, PLAIN, SPEEDUP, Comparison, Row, table
+from core.record.domain_table import Estimate
 from core.records import EXACT_VERIFIERS, Settings
 
 # name, heading, small print, digits, factor

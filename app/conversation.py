@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from app.answer import Answer
 from app.token_view import encode_user
 from core.figures.metrics import Figures, measured_speedup
-from core.stored import StoredConversation
+from core.record.stored import StoredConversation
 from core.text.thoughts import as_message
 
 FIRST, REGENERATED, PLAIN = "first", "regenerated", "plain"

@@ -21,8 +21,8 @@ from app.conversation import FIRST, PLAIN, REGENERATED, Conversation, Refused, T
 from app.loading import Loader, LoadingState
 from app.writing import begin_writing
 from core.models.errors import LoadError
+from core.record.store import Store
 from core.records import EXACT_VERIFIERS, PairInfo, Settings
-from core.store import Store
 from core.text.chat import fit_chat, prompt_limit
 from core.text.detokenise import clean_text, shown_alone
 from core.text.template import Prompt

@@ -1,9 +1,9 @@
 """The tab that compares code, prose, maths, structured text and the rest: where does this draft pay off?
 
-Dropdowns hold fixed what ``core.domain_table`` holds fixed; each offers what is on record with the choices to
-its left, so that no choice leads to an empty table. The record holds everybody's replies, so it is compared
-only where one person can reach the page (``Desk.personal``), which every handler here asks again.
-No figure is computed here.
+Dropdowns hold fixed what ``core.record.domain_table`` holds fixed; each offers what is on record with the
+choices to its left, so that no choice leads to an empty table. The record holds everybody's replies, so it is
+compared only where one person can reach the page (``Desk.personal``), which every handler here asks again. No
+figure is computed here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from app.domains_view import CHART, HEAD, MEASURES, RULES, chart_value, table_ht
 from app.events import AT_ONCE, PRIVATE
 from app.exports import USUAL, Exports
 from app.why import UNDEFINED
-from core.domain_table import (
+from core.record.domain_table import (
     PAIR_NAMES,
     Choice,
     Combination,
@@ -29,7 +29,7 @@ from core.domain_table import (
     default_choice,
     domain_table,
 )
-from core.stored import StoreError, reading, why_unusable
+from core.record.stored import StoreError, reading, why_unusable
 
 NOT_ALONE = "Domains are compared where the page is yours alone: this one shows nobody the others' replies."
 NOTHING_YET = (

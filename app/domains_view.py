@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from app.display import as_html
 from app.figures import decimal, percent
 from app.why import UNDEFINED
-from core.domain_table import (
+from core.figures.intervals import FEW, Interval
+from core.record.domain_table import (
     ALL,
     Choice,
     DomainRow,
     DomainTable,
     Estimate,
 )
-from core.figures.intervals import FEW, Interval
 from core.records import DOMAINS
 
 LABELS = {**{domain: domain.capitalize() for domain in DOMAINS}, ALL: "All text"}

@@ -24,8 +24,8 @@ from app.events import AT_ONCE, PRIVATE
 from app.exports import USUAL, Exports
 from app.loading import LoadingState
 from core.compare import MAX_PROMPTS, CompareError, Step, compare, prompts_for
-from core.compared import PLAIN, Comparison
 from core.drafters.names import title as drafter_title
+from core.record.compared import PLAIN, Comparison
 from core.records import Settings
 from core.settings import MAX_DRAFT_TOKENS, MAX_TREE_WIDTH, VERIFIERS, SettingsError, parse_settings
 

@@ -16,9 +16,9 @@ import gradio as gr
 
 from app.events import AT_ONCE, PRIVATE
 from core.export import ExportError, write_csv
-from core.store import Store
+from core.record.store import Store
 
-# How a file may be written: what stands between cells and in decimals (``core.cells``).
+# How a file may be written: what stands between cells and in decimals (``core.record.cells``).
 FORMS = {
     "Commas, 0.5": ("comma", "point"),
     "Semicolons, 0,5": ("semicolon", "comma"),

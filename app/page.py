@@ -24,7 +24,7 @@ from app.models_tab import ModelsTab
 from app.options import Options
 from app.place import place_of_record
 from app.settings_panel import SettingsPanel
-from core.store import Store
+from core.record.store import Store
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"
 WATCH_SECONDS, LOADING_SECONDS = 3.0, 0.4  # between looks at the loader, idle and while it loads

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from core.store import default_path
+from core.record.store import default_path
 
 MOUNT = Path("/data")  # where a Space's storage is attached unless its owner says otherwise
 

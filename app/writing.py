@@ -14,7 +14,7 @@ from typing import Any
 
 from app import zero_gpu
 from app.answer import Answer
-from core.store import Store
+from core.record.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ rotates, so that a slow minute of the machine meets all alike. Each drafter writ
 does not count. The run is kept in the database and shown on the page under Drafters. Ctrl-C ends it after the
 round in flight and keeps what was measured.
 
-Knows no page. The figures and the record are ``core.compared``'s.
+Knows no page. The figures and the record are ``core.record.compared``'s.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.compared import (
+from core.models.errors import LoadError
+from core.models.flags import add_pair_arguments, pair_spec
+from core.models.sources import SpecError
+from core.models.spec import embedded_spec
+from core.record.compared import (
     DOMAINS,
     PLAIN,
     SPEEDUP,
@@ -42,10 +46,6 @@ from core.compared import (
     table,
     with_replies,
 )
-from core.models.errors import LoadError
-from core.models.flags import add_pair_arguments, pair_spec
-from core.models.sources import SpecError
-from core.models.spec import embedded_spec
 from core.records import Settings
 from core.settings import SettingsError, parse_integer, parse_settings
 from core.text.chat import encode_chat
@@ -286,7 +286,7 @@ def _measured(
 
 
 def _recorded(comparison: Comparison, db: str | None) -> bool:
-    from core.store import Store
+    from core.record.store import Store
 
     with contextlib.closing(Store(db)) as store:
         store.add_comparison(comparison)

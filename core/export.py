@@ -16,10 +16,10 @@ text. Where spreadsheets write 0,5 (Germany, France, Brazil, ...) ask for ``--de
 comma``; pandas then reads it with ``sep=";", decimal=","``.
 
 **Text that a spreadsheet would take for a formula, a number or a date** gets one apostrophe in front
-(``core.cells``): text that begins with ``=``, ``+``, ``-`` or ``@`` (or their full-width forms), also behind
-white space and quotation marks, or with a tab or a line break, also behind quotation marks; and short text
-like ``1/2``, ``MAR1``, ``00123``, ``1E5``, ``True`` or ``#N/A``. Numbers are never touched.
-``core.cells.original`` gives the text back. The database keeps the raw text.
+(``core.record.cells``): text that begins with ``=``, ``+``, ``-`` or ``@`` (or their full-width forms), also
+behind white space and quotation marks, or with a tab or a line break, also behind quotation marks; and short
+text like ``1/2``, ``MAR1``, ``00123``, ``1E5``, ``True`` or ``#N/A``. Numbers are never touched.
+``core.record.cells.original`` gives the text back. The database keeps the raw text.
 
 What a row is:
 
@@ -31,13 +31,13 @@ What a row is:
 - ``rounds``: one a round, ``domain`` that of its first token.
 - ``tokens``: one a token, drafted ones that were not kept included.
 - ``domains``: one for each domain that occurs in each combination of pair, drafter, K, temperature and
-  verifier on record, newest combination first (``core.domain_table`` has the rules). Where
+  verifier on record, newest combination first (``core.record.domain_table`` has the rules). Where
   ``auto_draft_tokens`` is 1, K was chosen before each round, ``num_draft_tokens`` at most. ``replies`` counts
   those in which the domain occurs; ``*_low`` and ``*_high`` bound the 95% interval from resampling them,
   empty where there is none. ``plain_tokens_per_second`` is the target's own speed with K = 0, where that is
   on record too.
-- ``comparisons``: one for each drafter and domain of each comparison on record (``core.compared``), newest
-  first; ``speedup`` is over plain decoding on the same prompts.
+- ``comparisons``: one for each drafter and domain of each comparison on record (``core.record.compared``),
+  newest first; ``speedup`` is over plain decoding on the same prompts.
 
 ``session_id``, ``reply_id``, ``round_index`` and ``index`` join the first four. A ``finish_reason`` of
 ``interrupted`` says that no end is on record: the process was killed, or the reply is still being written.
@@ -56,9 +56,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from core import compared, deletion
-from core.cells import DECIMALS, DELIMITERS, Form
-from core.domain_table import (
+from core.figures.metrics import FIGURE_NAMES, Tally, by_domain, round_domain
+from core.record import compared, deletion
+from core.record.cells import DECIMALS, DELIMITERS, Form
+from core.record.domain_table import (
     COMBINATION_NAMES,
     MEASURES,
     SUM_NAMES,
@@ -68,10 +69,9 @@ from core.domain_table import (
     choices,
     domain_table,
 )
-from core.figures.metrics import FIGURE_NAMES, Tally, by_domain, round_domain
+from core.record.store import Store, default_path
+from core.record.stored import StoredReply, StoreError, read_rounds, reading, reply_from_row, unpack_top
 from core.records import Fate, PairInfo, Round, Settings, Token
-from core.store import Store, default_path
-from core.stored import StoredReply, StoreError, read_rounds, reading, reply_from_row, unpack_top
 from core.text.detokenise import clean_text
 from core.text.terminal import printable, put_out, use_utf8
 
@@ -280,10 +280,10 @@ def write_csv(
 ) -> int:
     """Writes one of ``COLUMNS`` to the file ``out``, all of it or nothing, and returns the number of rows.
 
-    ``source`` is a store or a database's path; ``delimiter`` and ``decimal`` are those of ``core.cells``.
-    Rows go to the file as they are read, from one consistent state of the database. An existing file is
-    replaced; what is no file, as a pipe, is written into.
-    Raises ExportError with one sentence.
+    ``source`` is a store or a database's path; ``delimiter`` and ``decimal`` are those of
+    ``core.record.cells``. Rows go to the file as they are read, from one consistent state of the database. An
+    existing file is replaced; what is no file, as a pipe, is written into. Raises ExportError with one
+    sentence.
     """
     if what not in COLUMNS:
         raise ExportError(f"What to export is one of {', '.join(COLUMNS)}, not {what!r}.")

@@ -44,13 +44,13 @@ from typing import TYPE_CHECKING
 from core.auto_k import MOST
 from core.drafters.names import DRAFTERS, TREE_DRAFTERS
 from core.figures.metrics import Figures, summarize
-from core.json_lines import JsonWriter
 from core.machine.heartbeat import heard
 from core.machine.progress import Progress
 from core.models.errors import LoadError
 from core.models.flags import add_pair_arguments, pair_spec
 from core.models.sources import SpecError
 from core.models.spec import PairSpec, embedded_spec
+from core.record.json_lines import JsonWriter
 from core.records import EXACT_VERIFIERS, Reply, Round, Settings, writes_exactly
 from core.settings import LOSSY, SettingsError, parse_settings
 from core.text.chat import fit_chat, prompt_limit

@@ -357,7 +357,7 @@ MUTANTS = [
     ),
     Mutant(
         "a plain reply is never the shown one",
-        "entries.py",
+        "record/entries.py",
         "AND (kind != 'plain' OR number = 0)",
         "AND kind != 'plain'",
     ),

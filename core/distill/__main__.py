@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace, progress: Progress, lasting: Callable[[str
     from core.models import sizes
     from core.models.embedded import prepare_embedded, target_fingerprint
     from core.models.linear import evidence
-    from core.store import default_path
+    from core.record.store import default_path
 
     if options.device == "cuda" and not torch.cuda.is_available():
         raise LoadError("There is no CUDA card here: leave --device out.")

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from core.distill.corpus import Chat, Corpus, CorpusError
-from core.stored import StoredConversation, StoreError, conversation, reading, summaries
+from core.record.stored import StoredConversation, StoreError, conversation, reading, summaries
 from core.text.chat import fit_chat
 from core.text.detokenise import PromptError
 from core.text.template import encode_text, turn_markers

@@ -18,8 +18,8 @@ from app.desk import Desk
 from app.domains_tab import DomainsTab
 from app.loading import Loader
 from app.page import ASSETS, theme
+from core.record.store import Store
 from core.records import Round, Settings
-from core.store import Store
 from tests.core.builders import PAIR, record, round_of
 
 RATES = {"code": 0.82, "prose": 0.55, "maths": 0.7, "structured": 0.88}

@@ -10,7 +10,7 @@ from playwright.sync_api import BrowserContext, ViewportSize, expect
 from app.desk import Desk
 from app.loading import Loader
 from app.page import build, launch
-from core.store import Store
+from core.record.store import Store
 from tests.app.test_launch import busy_port
 from tests.app.toy import ToyEngine
 

@@ -22,8 +22,8 @@ from app.desk import Desk
 from app.loading import Loader, LoadingState
 from app.page import build, launch
 from core.engine import Engine
+from core.record.store import Store
 from core.settings import VERIFIERS
-from core.store import Store
 from tests.app.driver import free_port
 from tests.app.letters import chat_pair
 from tests.app.toy import PAIR, ToyEngine

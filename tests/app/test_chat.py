@@ -16,8 +16,8 @@ from app.desk import Desk
 from app.loading import Loader, LoadingState
 from app.settings_panel import SettingsPanel
 from app.sheet import READ
+from core.record.store import Store
 from core.records import Settings
-from core.store import Store
 from core.text.template import Prompt
 from tests.app.toy import PAIR, ToyEngine
 from tests.core.builders import reply_of, rounds_of

@@ -16,8 +16,8 @@ from app.api import describe
 from app.conversation import Conversation, Refused
 from app.desk import NOT_RECORDED, NOT_SAID, Desk
 from app.loading import Loader, LoadingState
+from core.record.store import Store
 from core.records import Settings
-from core.store import Store
 from core.text.detokenise import PromptError
 from tests.app.toy import PAIR, ToyEngine, ToyTokenizer
 

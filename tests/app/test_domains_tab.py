@@ -17,10 +17,10 @@ from app.desk import Desk
 from app.domains_tab import AXES, NOT_ALONE, NOTHING_YET, DomainsTab, axis_values, narrow, pair_labels
 from app.domains_view import FEW_MARK
 from app.loading import Loader
-from core.domain_table import choices, default_choice, domain_table
+from core.record.domain_table import choices, default_choice, domain_table
+from core.record.store import Store
+from core.record.stored import reading
 from core.records import Settings
-from core.store import Store
-from core.stored import reading
 from tests.app.domains_page import TOY, fill, launch, page
 from tests.core.builders import PAIR, record, rounds_of
 

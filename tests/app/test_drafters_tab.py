@@ -17,10 +17,10 @@ from app.display import as_html
 from app.drafters_tab import ANOTHER, CHANGED, DraftersTab
 from app.loading import LoadingState
 from core.compare import Step
-from core.compared import with_replies
 from core.models.errors import LoadError
+from core.record.compared import with_replies
+from core.record.store import Store
 from core.settings import LOSSY, VERIFIERS
-from core.store import Store
 from tests.core.test_compare import SETTINGS, engine, made
 
 

@@ -7,7 +7,7 @@ import gradio as gr
 import pytest
 
 from app.exports import FORMS, USUAL, Exports
-from core.store import Store
+from core.record.store import Store
 from tests.core.builders import record
 
 

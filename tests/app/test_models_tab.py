@@ -25,7 +25,7 @@ from core.models.errors import LoadError
 from core.models.memory import OVERHEAD, gigabytes, size_of
 from core.models.spec import CUSTOM, PairSpec
 from core.models.weights import WeightFile
-from core.store import Store
+from core.record.store import Store
 from tests.app.test_products_view import FOUND
 from tests.app.toy import PAIR, ToyEngine
 from tests.core import builders

@@ -7,7 +7,7 @@ import pytest
 from app import page
 from app.loading import Loader
 from app.options import parse_options
-from core.store import Store
+from core.record.store import Store
 from tests.core import builders
 
 

@@ -11,7 +11,7 @@ import pytest
 from app.desk import Desk
 from app.place import NOT_LASTING, is_lasting, place_of_record
 from app.record_panel import RecordPanel
-from core.store import Store, default_path
+from core.record.store import Store, default_path
 
 SPACE = {"SPACE_ID": "someone/redline"}
 LOST = (NOT_LASTING,)

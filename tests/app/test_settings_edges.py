@@ -19,7 +19,7 @@ from app.conversation import Refused
 from app.settings_panel import read_settings
 from core.engine import Engine
 from core.generate import parse_request
-from core.json_lines import json_line, round_row
+from core.record.json_lines import json_line, round_row
 from core.records import Settings
 from core.settings import (
     LOSSY,

@@ -13,8 +13,8 @@ from app.conversation import Conversation
 from app.desk import Desk
 from app.loading import LoadingState
 from core.engine import Engine
+from core.record.store import Store
 from core.records import Settings
-from core.store import Store
 from tests.app.letters import chat_pair
 
 QUESTIONS = {"A": ("My word is APPLE", "What is my word?"), "B": ("My word is PEAR", "What is my word?")}

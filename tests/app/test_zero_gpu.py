@@ -27,8 +27,8 @@ from app import zero_gpu
 from app.desk import Desk
 from app.loading import LoadingState
 from core.engine import Engine
+from core.record.store import Store
 from core.records import Reply, Round, Settings
-from core.store import Store
 from core.text.detokenise import PromptError
 from tests.app.letters import chat_pair
 from tests.core.toys import table, toy_pair

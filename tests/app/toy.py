@@ -344,7 +344,7 @@ def main() -> None:
     from app.desk import Desk
     from app.loading import Loader
     from app.page import build, launch
-    from core.store import Store
+    from core.record.store import Store
 
     def load(spec, progress):
         for step in range(10):

@@ -12,17 +12,17 @@ import threading
 
 import pytest
 
-from core import compared
 from core.compare import CompareError, compare, main, prompts_for, report
-from core.compared import SPEEDUP, Compared, flat, new_comparison, table, with_replies
-from core.domain_table import Sums
 from core.drafters.base import Drafting
 from core.drafters.untrained import makers
 from core.engine import Engine
 from core.export import write_csv
 from core.models.errors import LoadError
+from core.record import compared
+from core.record.compared import SPEEDUP, Compared, flat, new_comparison, table, with_replies
+from core.record.domain_table import Sums
+from core.record.store import Store
 from core.records import Settings
-from core.store import Store
 from tests.core.toys import ToyTokenizer, toy_pair
 from tests.core.toys import table as toy_table
 

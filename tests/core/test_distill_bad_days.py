@@ -24,7 +24,7 @@ from core.distill.target import features
 from core.distill.train import Plan, train
 from tests.core.distill_toys import command, needs_muon, toy_corpus, toy_lessons, toy_target, write_training
 from tests.core.models_on_disk import tokenizer
-from tests.core.test_deletion import fill, small_disk  # noqa: F401 - a fixture
+from tests.core.record.test_deletion import fill, small_disk  # noqa: F401 - a fixture
 
 pytestmark = needs_muon
 PLAN = Plan(steps=20, tokens=60, warm_up=3, save_every=5)

@@ -10,7 +10,7 @@ import pytest
 from core.distill import sources
 from core.distill.corpus import Corpus, CorpusError
 from core.distill.sources import LEAD, PASSAGE, read, read_all
-from core.store import Store
+from core.record.store import Store
 from core.text.chat import encode_chat
 from tests.core.builders import PAIR, answer, record
 from tests.core.models_on_disk import tokenizer

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from core import export
-from core.cells import Form, as_text, original
 from core.export import COLUMNS, ExportError, main, write_csv
 from core.figures.metrics import FIGURE_NAMES, summarize
+from core.record.cells import Form, as_text, original
+from core.record.store import Store
 from core.records import Settings
-from core.store import Store
 from tests.core.builders import PAIR, answer, record, round_of, rounds_of, token
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,9 +17,9 @@ from core.engine import Engine
 from core.figures.costs import Costs
 from core.figures.metrics import FIGURE_NAMES
 from core.generate import InputError, main, parse_request, read_messages
-from core.json_lines import json_line, reply_row, round_row
 from core.models.errors import LoadError
 from core.models.spec import PairSpec, embedded_spec
+from core.record.json_lines import json_line, reply_row, round_row
 from core.records import Fate, PairInfo, Settings, Token
 from core.settings import SettingsError
 from core.text.chat import fit_chat

@@ -4,9 +4,9 @@ import contextlib
 
 import pytest
 
+from core.record.store import Store
 from core.records import Settings
 from core.settings import MAX_SEED, SettingsError, parse_flag, parse_seed, parse_settings, parse_stop
-from core.store import Store
 from tests.core.builders import record
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from core.record.store import Store
 from core.records import Settings
-from core.store import Store
 from tests.app.test_launch import busy_port
 from tests.browser import ARGS
 

@@ -89,8 +89,8 @@ def main() -> None:
     from core.engine import Engine
     from core.models.load import load_pair
     from core.models.spec import PairSpec
+    from core.record.store import Store
     from core.records import Settings
-    from core.store import Store
     from tests.app.letters import chat_pair
 
     assert zero_gpu.active()

@@ -2,8 +2,8 @@
 
 import pytest
 
-from core.store import Store
-from core.stored import StoreError, pack_top, reading, unpack_top
+from core.record.store import Store
+from core.record.stored import StoreError, pack_top, reading, unpack_top
 from tests.core.builders import record
 
 

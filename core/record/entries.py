@@ -1,7 +1,7 @@
 """What the record's tables are given: each entry is a job for a connection that writes.
 
-Knows the records, the schema (``core.migrations``) and how text is cleaned before it is stored; nothing of
-when a job is done, nor of what is held where it cannot be.
+Knows the records, the schema (``core.record.migrations``) and how text is cleaned before it is stored;
+nothing of when a job is done, nor of what is held where it cannot be.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 
-from core.plain import plain, plain_record
+from core.record.plain import plain, plain_record
+from core.record.stored import PAIR_NAMES, ROUND_NAMES, SETTING_NAMES, TOKEN_NAMES, pack_top
 from core.records import PairInfo, Reply, Round, Settings, Token, writes_exactly
-from core.stored import PAIR_NAMES, ROUND_NAMES, SETTING_NAMES, TOKEN_NAMES, pack_top
 from core.text.detokenise import clean_text
 
 Job = Callable[[sqlite3.Connection], object]
@@ -102,9 +102,9 @@ def reply(
     opening: str,
 ) -> Job:
     """A reply that begins, in the message that answers ``question_id``: a new one, ``message_id``, where
-    there is none. Arguments are those of ``core.store.Store.begin_reply``.
+    there is none. Arguments are those of ``core.record.store.Store.begin_reply``.
 
-    The job raises NoQuestion. Raises ``core.plain.NotPlain`` for what no table holds.
+    The job raises NoQuestion. Raises ``core.record.plain.NotPlain`` for what no table holds.
     """
     settings, pair = plain_record(settings), plain_record(pair)
     values = {name: getattr(pair, name) for name in PAIR_NAMES}
@@ -181,7 +181,7 @@ def _token_row(token: Token) -> tuple:
 
 def end(reply_id: str, reply: Reply, figures: Mapping[str, object]) -> Job:
     """How a reply ended, its ``figures`` by column, and the assistant's message. Raises
-    ``core.plain.NotPlain`` for what no table holds."""
+    ``core.record.plain.NotPlain`` for what no table holds."""
     reply = plain_record(reply)
     visible = clean_text(reply.visible_text)
     values = dict(

@@ -1,8 +1,9 @@
 """What the record holds, read back: conversations, messages and replies with their rounds, exactly as they
 were.
 
-Knows the columns of the database and the forms its values have there, nothing of writing (``core.store``).
-Every reading has a connection of its own, from ``reading``, and sees one consistent state of the file.
+Knows the columns of the database and the forms its values have there, nothing of writing
+(``core.record.store``). Every reading has a connection of its own, from ``reading``, and sees one consistent
+state of the file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from sqlite_utils import Database
 
 from core.figures.metrics import Figures, summarize
-from core.migrations import is_newer, migrate
+from core.record.migrations import is_newer, migrate
 from core.records import Fate, PairInfo, Round, Settings, Token
 
 KINDS = ("first", "regenerated", "plain")

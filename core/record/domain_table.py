@@ -179,7 +179,7 @@ class DomainTable:
 def choices(connection: sqlite3.Connection, session_id: str | None = None) -> tuple[Choice, ...]:
     """Every combination of which a round is on record, newest first; only one conversation's if given.
 
-    ``connection`` is one of ``core.stored.reading``. Raises ``sqlite3.Error``.
+    ``connection`` is one of ``core.record.stored.reading``. Raises ``sqlite3.Error``.
     """
     names = ", ".join(COMBINATION_NAMES)
     drafted = ", ".join(f"'{fate}'" for fate in sorted(DRAFTED))
@@ -223,7 +223,7 @@ def domain_table(
 ) -> DomainTable:
     """The comparison of all replies of this combination; only of one conversation if one is given.
 
-    ``connection`` is one of ``core.stored.reading``. Raises ``sqlite3.Error``.
+    ``connection`` is one of ``core.record.stored.reading``. Raises ``sqlite3.Error``.
     """
     fixed = {name: getattr(combination, name) for name in COMBINATION_NAMES}
     by_domain = _by_domain(_sums(connection, fixed, session_id))

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from core import deletion
-from core import store as store_module
-from core.store import Store
+from core.record import deletion
+from core.record import store as store_module
+from core.record.store import Store
 from tests.core.builders import record
 
 SECRET = "a harbour nobody knows"

@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from core.cells import DELIMITERS, Form, as_text, original
 from core.export import ExportError, main, write_csv
-from core.store import Store
+from core.record.cells import DELIMITERS, Form, as_text, original
+from core.record.store import Store
 from tests.core.builders import answer, record, round_of, token
 
 # What some spreadsheet in some country makes a number, a date, a time, a truth value or an error of.

@@ -1,7 +1,7 @@
 """The one connection that writes the record: opening, transactions, deleting for good, and trouble in words.
 
-Knows the file and the schema; not what jobs write. Not for two threads at once: ``core.store`` locks. What
-goes wrong with the database becomes one sentence in ``Writer.problem``.
+Knows the file and the schema; not what jobs write. Not for two threads at once: ``core.record.store`` locks.
+What goes wrong with the database becomes one sentence in ``Writer.problem``.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from sqlite_utils import Database
 
-from core import deletion
-from core.entries import Job
-from core.migrations import is_newer, migrate
-from core.stored import BUSY_SECONDS, StoreError, newer_sentence, why_unusable
+from core.record import deletion
+from core.record.entries import Job
+from core.record.migrations import is_newer, migrate
+from core.record.stored import BUSY_SECONDS, StoreError, newer_sentence, why_unusable
 
 BUSY_SECONDS_IN_TROUBLE = 0.25  # how long a write waits after one that failed: one long wait is enough
 

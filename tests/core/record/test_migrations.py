@@ -8,12 +8,12 @@ import threading
 import pytest
 from sqlite_utils import Database
 
-from core import migrations, stored
-from core.domain_table import choices
 from core.figures.metrics import FIGURE_NAMES
-from core.migrations import is_newer, migrate
+from core.record import migrations, stored
+from core.record.domain_table import choices
+from core.record.migrations import is_newer, migrate
+from core.record.store import Store
 from core.records import PairInfo, Reply, Round, Settings, Token
-from core.store import Store
 from tests.core.builders import record
 
 NAMES = [

@@ -15,16 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from core import store as store_module
-from core import stored
-from core import writer as writer_module
 from core.figures.metrics import summarize
+from core.record import store as store_module
+from core.record import stored
+from core.record import writer as writer_module
+from core.record.store import Store
 from core.records import Reply, Settings
-from core.store import Store
 from core.text.detokenise import clean_text
 from tests.core.builders import PAIR, answer, record, reply_of, round_of, rounds_of, token
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_what_is_visible_stays_so_when_cleaning_shortens_the_text(store):
 
 WRITER = """
 import itertools, sys
-from core.store import Store
+from core.record.store import Store
 from tests.core.builders import record, round_of
 store = Store(sys.argv[1])
 _, _, reply = record(store, finish=False)

@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import TextIO
 
 from core.figures.metrics import Figures, summarize
-from core.plain import plain
+from core.record.plain import plain
 from core.records import Fate, PairInfo, Reply, Round, Settings, Token, writes_exactly
 
 # What a line of JSON cannot hold raw: characters a terminal acts on, and line separators that would split it.

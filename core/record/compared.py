@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime, timezone
 
-from core.domain_table import SUM_NAMES, Estimate, Sums, columns, estimate
 from core.figures.intervals import paired_interval
+from core.record.domain_table import SUM_NAMES, Estimate, Sums, columns, estimate
 from core.records import Round, Settings, writes_exactly
 
 PLAIN = "plain"

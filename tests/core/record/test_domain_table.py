@@ -8,7 +8,9 @@ import random
 
 import pytest
 
-from core.domain_table import (
+from core.figures.intervals import ratio_interval
+from core.figures.metrics import by_domain, measured_speedup, summarize
+from core.record.domain_table import (
     ALL,
     MEASURES,
     PAIR_NAMES,
@@ -17,11 +19,9 @@ from core.domain_table import (
     default_choice,
     domain_table,
 )
-from core.figures.intervals import ratio_interval
-from core.figures.metrics import by_domain, measured_speedup, summarize
+from core.record.store import Store
+from core.record.stored import reading
 from core.records import DOMAINS, PairInfo, Round, Settings
-from core.store import Store
-from core.stored import reading
 from tests.core.builders import PAIR, answer, record, round_of, rounds_of, token
 
 WORDS = ("aaab", "aaxr", "xddr", "axdr", "aab", "p", "aaa", "xr")

@@ -1,8 +1,8 @@
 """The record: conversations, messages, replies, rounds and tokens in one SQLite file, written as they arrive.
 
-Knows the records and the schema (``core.migrations``), nothing of the engine or the page; reading back is in
-``core.stored``. No method raises because of the database: what goes wrong becomes one sentence in
-``Store.problem``, and chatting goes on.
+Knows the records and the schema (``core.record.migrations``), nothing of the engine or the page; reading back
+is in ``core.record.stored``. No method raises because of the database: what goes wrong becomes one sentence
+in ``Store.problem``, and chatting goes on.
 
 Rules:
 
@@ -19,12 +19,12 @@ Rules:
   reply there; one that began while it was off is never recorded.
 - Deleting wins: what still arrives for a reply that was deleted is dropped, and so is what is held of it.
 - A database made by a later Redline is not touched.
-- Scalars of NumPy and torch become Python's own numbers (``core.plain``). A record with anything else in it
-  is not written, and the record of its reply ends before it.
+- Scalars of NumPy and torch become Python's own numbers (``core.record.plain``). A record with anything else
+  in it is not written, and the record of its reply ends before it.
 - Text that UTF-8 or SQL tools cannot hold is cleaned before it is stored (see
   ``core.text.detokenise.clean_text``).
 - Deleted text is really gone: freed pages are overwritten and the write-ahead log is emptied.
-- A full disk does not keep anything from being deleted (``core.deletion``).
+- A full disk does not keep anything from being deleted (``core.record.deletion``).
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
-from core import compared, entries
-from core.compared import Comparison
-from core.entries import Job, NoQuestion
 from core.figures.metrics import Tally
-from core.plain import NotPlain, plain_record
-from core.records import PairInfo, Reply, Round, Settings
-from core.stored import (
+from core.record import compared, entries
+from core.record.compared import Comparison
+from core.record.entries import Job, NoQuestion
+from core.record.plain import NotPlain, plain_record
+from core.record.stored import (
     KINDS,
     ConversationSummary,
     StoredConversation,
@@ -56,7 +55,8 @@ from core.stored import (
     reading,
     summaries,
 )
-from core.writer import Writer
+from core.record.writer import Writer
+from core.records import PairInfo, Reply, Round, Settings
 
 __all__ = [
     "ConversationSummary",
@@ -78,7 +78,7 @@ def default_path() -> Path:
     named = os.environ.get("REDLINE_DB", "").strip()
     if named:
         return Path(named).expanduser()
-    return Path(__file__).resolve().parent.parent / "data" / "redline.db"
+    return Path(__file__).resolve().parents[2] / "data" / "redline.db"
 
 
 class _OpenReply:
