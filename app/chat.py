@@ -27,8 +27,8 @@ from app.masthead import loading_strip
 from app.read_view import chat_messages
 from app.settings_panel import SettingsPanel
 from app.sheet import READ, REDLINE, Sheet
-from core.models.catalogue import Entry
 from core.models.memory import gigabytes
+from core.pairs.catalogue import Entry
 from core.settings import SettingsError
 from core.text.detokenise import PromptError
 

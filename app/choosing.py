@@ -11,12 +11,12 @@ from dataclasses import replace
 
 from app.loading import LoadingState
 from core.models import card, checkpoint, memory
-from core.models.catalogue import CATALOGUE, Entry, fitting, spec
 from core.models.checkpoint import is_here
 from core.models.errors import LoadError
-from core.models.flags import choose
 from core.models.sources import EMBEDDED, SpecError
-from core.models.spec import ALONE, CUSTOM, PairSpec
+from core.pairs.catalogue import CATALOGUE, Entry, fitting, spec
+from core.pairs.flags import choose
+from core.pairs.spec import ALONE, CUSTOM, PairSpec
 
 FORMS = ("quantize", "draft_quantize", "device", "dtype")  # fields of PairSpec that say how a pair runs
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from core.models.errors import LoadError, is_out_of_memory, too_little_memory
 
 if TYPE_CHECKING:
-    from core.models.spec import PairSpec
+    from core.pairs.spec import PairSpec
 
 log = logging.getLogger(__name__)
 

@@ -32,10 +32,10 @@ from app.products_view import products
 from app.watching import watched
 from core.machine.progress import Progress
 from core.models.asked import DEVICES, DTYPES, QUANTIZE
-from core.models.catalogue import CATALOGUE, Entry
 from core.models.errors import LoadError
 from core.models.sources import EMBEDDED, SpecError
-from core.models.spec import CUSTOM, PairSpec
+from core.pairs.catalogue import CATALOGUE, Entry
+from core.pairs.spec import CUSTOM, PairSpec
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +267,7 @@ class ModelsTab:
     def _measure(self, engine: Any, say: Progress, said: list[tuple[Callable[[str], None], str]]) -> None:
         """``said`` gets what is to be told at the end: only the event itself can tell."""
         from core import calibration  # imports torch
-        from core.models.pair import look_again
+        from core.pairs.pair import look_again
 
         with engine.idle() as free:
             if not free:

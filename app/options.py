@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.models.flags import add_pair_arguments, pair_spec
 from core.models.sources import SpecError
-from core.models.spec import PairSpec
+from core.pairs.flags import add_pair_arguments, pair_spec
+from core.pairs.spec import PairSpec
 
 DEFAULT_PORT = 7860
 

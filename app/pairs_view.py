@@ -11,12 +11,12 @@ from app.masthead import precision
 from core.auto_k import MOST, AutoK
 from core.drafters.names import title as drafter_title
 from core.figures.costs import Costs
-from core.models.catalogue import CATALOGUE, Entry
 from core.models.checkpoint import Checkpoint
 from core.models.embedded import NAME
 from core.models.memory import OVERHEAD, free_bytes, gigabytes
 from core.models.sources import EMBEDDED
-from core.models.spec import PairSpec
+from core.pairs.catalogue import CATALOGUE, Entry
+from core.pairs.spec import PairSpec
 from core.records import PairInfo
 
 FORM_NAMES = {
@@ -144,7 +144,7 @@ def question_about_own(pair: PairSpec) -> str:
 
     Raises LoadError for what they tell against it.
     """
-    from core.models.plan import plan_models  # which imports transformers
+    from core.pairs.plan import plan_models  # which imports transformers
 
     plans = plan_models(pair)
     device = plans[0].device

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from app import zero_gpu
 from app.loading import Loader, Progress
 from core.machine.heartbeat import heard
-from core.models.load import load_pair, release
+from core.pairs.load import load_pair, release
 
 if TYPE_CHECKING:
-    from core.models.spec import PairSpec
+    from core.pairs.spec import PairSpec
 
 
 def begin(spec: PairSpec | None) -> Loader:

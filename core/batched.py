@@ -31,8 +31,8 @@ from core.drafters.names import TREE_DRAFTERS
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import SUCCESSORS, RecyclingDrafter, likeliest
 from core.models.base import Cache
-from core.models.pair import Pair
 from core.models.tree_walk import along_a_branch
+from core.pairs.pair import Pair
 from core.records import EXACT_VERIFIERS, Settings
 from core.reuse import Kept
 from core.rounds import Played, Uniform, tree_width

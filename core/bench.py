@@ -61,11 +61,11 @@ from core.engine import Engine
 from core.machine.heartbeat import heard
 from core.machine.progress import Progress
 from core.models.errors import LoadError
-from core.models.flags import add_pair_arguments, pair_spec
-from core.models.load import load_pair
-from core.models.pair import Pair
 from core.models.sources import SpecError
-from core.models.spec import PairSpec, embedded_spec
+from core.pairs.flags import add_pair_arguments, pair_spec
+from core.pairs.load import load_pair
+from core.pairs.pair import Pair
+from core.pairs.spec import PairSpec, embedded_spec
 from core.records import Settings
 from core.settings import MAX_DRAFT_TOKENS, VERIFIERS, SettingsError, parse_settings
 from core.text.chat import encode_chat

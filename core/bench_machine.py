@@ -17,7 +17,7 @@ import transformers
 
 from core.bench_measured import Limit
 from core.machine.threads import usable_cores
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 
 BUFFER_BYTES = 2 << 30  # far beyond the caches of large servers, too (some hold half of it)
 READS = 7  # of each buffer; the best counts, since others' work only adds to it

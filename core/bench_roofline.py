@@ -26,8 +26,8 @@ from core.figures.costs import Costs
 from core.figures.metrics import expected_tokens
 from core.models.asked import settled_form
 from core.models.card import half_of
-from core.models.catalogue import CATALOGUE, Entry
 from core.models.memory import gigabytes
+from core.pairs.catalogue import CATALOGUE, Entry
 from core.roofline import HOST, Host
 
 HERE = "here"

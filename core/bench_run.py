@@ -35,8 +35,8 @@ from core.bench_measured import (
 )
 from core.engine import Engine
 from core.machine.progress import Progress
-from core.models.pair import Pair
-from core.models.spec import PairSpec
+from core.pairs.pair import Pair
+from core.pairs.spec import PairSpec
 from core.records import Reply, Settings
 from core.reuse import MAX_KEPT
 from core.settings import parse_settings

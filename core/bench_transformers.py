@@ -20,10 +20,10 @@ import transformers
 from core.machine.progress import Progress
 from core.models import quantize
 from core.models.checkpoint import fetch, inspect
-from core.models.draft_file import load_draft, load_metadata
 from core.models.embedded import DRAFTS
 from core.models.sources import EMBEDDED
-from core.models.spec import PairSpec, draft_folder
+from core.pairs.draft_file import load_draft, load_metadata
+from core.pairs.spec import PairSpec, draft_folder
 from core.records import PairInfo
 
 Model = transformers.PreTrainedModel

@@ -35,8 +35,8 @@ from core.machine.kept import keep
 from core.machine.progress import Progress, silent
 from core.machine.threads import choose, chosen_by_user, usable_cores, use
 from core.models.errors import LoadError
-from core.models.load import load_embedded
-from core.models.pair import CHOSEN, Pair
+from core.pairs.load import load_embedded
+from core.pairs.pair import CHOSEN, Pair
 from core.records import Settings
 from core.text.terminal import progress_printer
 

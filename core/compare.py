@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.models.errors import LoadError
-from core.models.flags import add_pair_arguments, pair_spec
 from core.models.sources import SpecError
-from core.models.spec import embedded_spec
+from core.pairs.flags import add_pair_arguments, pair_spec
+from core.pairs.spec import embedded_spec
 from core.record.compared import (
     DOMAINS,
     PLAIN,
@@ -242,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         prompts = prompts_for(given.prompts)
         from core.engine import Engine
-        from core.models.load import load_pair
+        from core.pairs.load import load_pair
 
         pair = load_pair(pair_spec(given, os.environ) or embedded_spec(), say)
         names = [name.strip() for name in given.drafters.split(",")] if given.drafters else pair.drafters

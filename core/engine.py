@@ -30,7 +30,7 @@ from core.drafters.base import Drafter
 from core.generation import Underway
 from core.models.errors import is_out_of_memory
 from core.models.memory import release
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from core.records import Fate, Round, Settings, Token
 from core.reuse import Kept, KeptCaches
 from core.rounds import Played, Stepwise, Uniform, Verdict, Way

@@ -38,12 +38,12 @@ from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.fake_card import CUDA, Counts, FakeCard
 from core.models.asked import settled_form
-from core.models.catalogue import CATALOGUE, Entry
 from core.models.decoder import Decoder, DecoderShape
 from core.models.linear.products import DenseLinear
-from core.models.pair import Pair
 from core.models.quantize import maker
 from core.models.transformers_decoder import TransformersDecoder
+from core.pairs.catalogue import CATALOGUE, Entry
+from core.pairs.pair import Pair
 from core.records import PairInfo, Settings
 from core.synthetic import NoText
 from core.text.terminal import put_out, use_utf8
@@ -153,7 +153,7 @@ def _medusa(target: Decoder, layers: Sequence[int]) -> MedusaDrafter:
 
 
 def _on_target(target: Decoder, layers: Sequence[int]) -> dict[str, object]:
-    """As ``core.models.distilled`` makes them on a card."""
+    """As ``core.pairs.distilled`` makes them on a card."""
     make = lambda weight: DenseLinear(weight.to(target.dtype))  # noqa: E731
     rows = _empty(HEAD, target.shape.hidden, dtype=target.dtype)
     return dict(

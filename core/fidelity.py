@@ -28,14 +28,15 @@ from core.distill.__main__ import HELD_OUT
 from core.distill.corpus import FENCE, Chat, Corpus
 from core.drafters.base import Drafter
 from core.machine.home import home
-from core.models import distilled, sizes
+from core.models import sizes
 from core.models.base import Scorer
-from core.models.draft_file import KINDS
 from core.models.embedded import DRAFTS, NAME, prepare_embedded
 from core.models.errors import LoadError
 from core.models.kv_cache import DecoderShape
 from core.models.linear import evidence, forms
-from core.models.pair import embedded_target
+from core.pairs import distilled
+from core.pairs.draft_file import KINDS
+from core.pairs.pair import embedded_target
 from core.records import Settings
 from core.text.terminal import progress_printer, put_out, use_utf8
 

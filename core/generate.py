@@ -8,7 +8,7 @@
         [--pair NAME | --target MODEL [--draft MODEL]] [--quantize FORM] [--draft-quantize FORM]
         [--device NAME] [--dtype NAME]
 
-The last two lines choose the pair as ``app.py`` does (``core.models.flags``); without them, and without the
+The last two lines choose the pair as ``app.py`` does (``core.pairs.flags``); without them, and without the
 variables that stand for them, it is the embedded one. What is missing of a pair is downloaded without asking.
 
 ``--k auto`` chooses K before each round, by what passes cost on this machine (``core.calibration``, measured
@@ -47,9 +47,9 @@ from core.figures.metrics import Figures, summarize
 from core.machine.heartbeat import heard
 from core.machine.progress import Progress
 from core.models.errors import LoadError
-from core.models.flags import add_pair_arguments, pair_spec
 from core.models.sources import SpecError
-from core.models.spec import PairSpec, embedded_spec
+from core.pairs.flags import add_pair_arguments, pair_spec
+from core.pairs.spec import PairSpec, embedded_spec
 from core.record.json_lines import JsonWriter
 from core.records import EXACT_VERIFIERS, Reply, Round, Settings, writes_exactly
 from core.settings import LOSSY, SettingsError, parse_settings
@@ -69,7 +69,7 @@ from core.text.terminal import (
 )
 
 if TYPE_CHECKING:
-    from core.models.pair import Pair
+    from core.pairs.pair import Pair
 
 ROLES = ("system", "user", "assistant")
 BAD_INPUT, INTERRUPTED = 2, 130  # exit statuses; the second as a shell reports the signal
@@ -354,7 +354,7 @@ def _measured(pair: Pair, request: Request, progress: Progress) -> Request:
 
 
 def _load(spec: PairSpec, progress: Progress) -> Pair:
-    from core.models.load import load_pair  # PyTorch takes seconds to import: bad input is answered before
+    from core.pairs.load import load_pair  # PyTorch takes seconds to import: bad input is answered before
 
     return load_pair(spec, progress)
 

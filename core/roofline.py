@@ -20,9 +20,9 @@ from core.auto_k import MOST
 from core.cards import Card
 from core.fake_card import Counts, FakeCard
 from core.figures.costs import Costs
-from core.models.catalogue import Entry
 from core.models.key_blocks import KEY_BLOCK, PARTS
 from core.models.memory import Size
+from core.pairs.catalogue import Entry
 from core.records import Settings
 
 LEFT_OUT = (

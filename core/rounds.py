@@ -19,7 +19,7 @@ import torch
 
 from core.drafters.names import TREE_DRAFTERS
 from core.models.base import Cache, Scorer
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from core.records import Settings
 from core.reuse import Kept
 from core.settings import LOSSY

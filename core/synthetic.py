@@ -20,8 +20,8 @@ from core.drafters.model import ModelDrafter
 from core.models.base import Cache, Scorer, Stop
 from core.models.decoder import Decoder
 from core.models.linear import Nf4Linear
-from core.models.pair import Pair
 from core.models.quantize import maker
+from core.pairs.pair import Pair
 from core.records import PairInfo
 
 CONTEXT = 2048

@@ -14,7 +14,7 @@ import torch
 from core import device_rule
 from core.engine import Engine
 from core.figures.metrics import expected_tokens
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from core.records import Fate, Round, Settings
 
 

@@ -15,7 +15,7 @@ import torch
 
 from core.engine import Engine
 from core.models.memory import release
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from core.records import Reply, Settings
 
 LEAST = 1 << 20  # bytes: of the last block that is taken

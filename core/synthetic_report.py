@@ -25,7 +25,7 @@ from core.figures.metrics import expected_tokens
 from core.models import rows as row_test
 from core.models.decoder import Decoder
 from core.models.memory import size_of
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from core.records import Round
 from core.roofline import Host, Model, Work
 from core.synthetic import (

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core.engine import Engine
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from core.records import Settings
 
 

@@ -36,7 +36,7 @@ import core  # noqa: F401  (sets how torch's threads wait, before torch is impor
 
 from core.machine.home import home  # isort: skip
 from core.models import embedded, rows  # isort: skip
-from core.models.load import load_embedded  # isort: skip
+from core.pairs.load import load_embedded  # isort: skip
 
 import torch  # isort: skip
 

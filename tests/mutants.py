@@ -25,7 +25,7 @@ NAMES += " drafters drafters_untrained reuse engine engine_trees decoder decoder
 NAMES += " history rows store fake_card fake_pairs full_memory"
 TESTS = [f"tests/core/test_{name}.py" for name in NAMES.split()]
 TESTS += ["tests/core/test_rotary.py", "tests/core/test_ends.py", "tests/core/text/test_chat.py"]
-TESTS += ["tests/core/test_load.py::test_end_ids_are_all_that_the_targets_files_name"]
+TESTS += ["tests/core/pairs/test_load.py::test_end_ids_are_all_that_the_targets_files_name"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "an end id from the draft",
-        "models/general.py",
+        "pairs/general.py",
         "end_ids=_end_ids(target),",
         "end_ids=frozenset().union(*map(_end_ids, plans)),",
     ),
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         "a GGUF's scaling passed over",
-        "models/plan.py",
+        "pairs/plan.py",
         "rotary.settle(config, checkpoint.rotary)",
         "pass",
     ),

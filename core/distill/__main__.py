@@ -21,9 +21,9 @@ from core.distill.corpus import Corpus, CorpusError
 from core.distill.files import remedy
 from core.machine.heartbeat import heard
 from core.machine.progress import Progress
-from core.models.draft_file import KINDS
 from core.models.errors import LoadError, is_out_of_memory
 from core.models.sources import EMBEDDED
+from core.pairs.draft_file import KINDS
 from core.text.terminal import progress_printer, put_out, use_utf8
 
 HELD_OUT = Path(__file__).resolve().parents[2] / "data" / "heldout.npz"  # of the embedded target

@@ -1,6 +1,6 @@
 """The folder a training ends in: the packed draft, its ``config.json`` and a card that says what it is worth.
 
-``core.models.draft_file`` defines the form. Alpha is measured on what was packed.
+``core.pairs.draft_file`` defines the form. Alpha is measured on what was packed.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from core.distill.evaluate import Alpha
 from core.distill.files import write_whole
 from core.distill.kinds import Draft, feature_layers
 from core.distill.target import Target
-from core.models.draft_file import CARD, CONFIG, FILE, HEAD, load_metadata, save_draft
 from core.models.errors import first_line
+from core.pairs.draft_file import CARD, CONFIG, FILE, HEAD, load_metadata, save_draft
 
 HELD_OUT = (
     "Held out are chats whose prompt's ids sum to a multiple of 17; none of them was trained on, nor any "

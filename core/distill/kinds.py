@@ -1,7 +1,7 @@
 """The drafts that can be trained, as torch modules: what each computes while it learns.
 
 A kind takes the ids of whole chats and the target's hidden states and gives outputs that are scored against
-the target's own head rows. ``core.models.draft_file`` has the same forward passes in words, for whoever runs
+the target's own head rows. ``core.pairs.draft_file`` has the same forward passes in words, for whoever runs
 a draft, and parameters have the names of that file. Knows no text, no optimiser and no file.
 
 - ``ModelDraft``: a decoder of its own over the target's embedding.
@@ -176,7 +176,7 @@ class Draft(nn.Module):
         raise NotImplementedError
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The weights as ``core.models.draft_file`` defines them, float32 on the CPU."""
+        """The weights as ``core.pairs.draft_file`` defines them, float32 on the CPU."""
         return {name: value.detach().float().cpu().clone() for name, value in self.state_dict().items()}
 
     def take(self, tensors: Mapping[str, torch.Tensor]) -> None:

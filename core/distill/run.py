@@ -24,7 +24,7 @@ from core.distill.lesson import Lessons, frequent_ids
 from core.distill.target import Target, features, features_path, hidden_states
 from core.distill.train import Plan, State, one_step, train
 from core.machine.progress import Progress, silent
-from core.models.draft_file import check_target, load_draft, load_metadata, pack, unpack
+from core.pairs.draft_file import check_target, load_draft, load_metadata, pack, unpack
 
 SAMPLE = 3  # held-out replies of each domain that a test measures again
 WATCHED = 30  # of each domain, while training

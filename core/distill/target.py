@@ -22,11 +22,11 @@ from core.distill.corpus import Corpus
 from core.distill.files import flush_folder
 from core.machine.progress import Progress, silent
 from core.models.decoder import DecoderShape, lean_reason
-from core.models.draft_file import embedding_fingerprint
 from core.models.embedded import NAME, prepare_embedded
 from core.models.errors import LoadError, first_line
 from core.models.hub import check_proxy
 from core.models.sources import EMBEDDED
+from core.pairs.draft_file import embedding_fingerprint
 
 IDS_AT_ONCE = 4096  # of chats of like length, in a pass of the target
 

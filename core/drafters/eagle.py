@@ -7,7 +7,7 @@ positions that were committed are read again with the target's features, in one 
 
 Drafts are a chain, or with ``settings.tree_width`` above 1 a tree: that many candidates at each position
 along the branch of those tried first, so at most K times the width. Weights and the forward pass are
-described in ``core.models.draft_file``; the target is a lean decoder that keeps the features.
+described in ``core.pairs.draft_file``; the target is a lean decoder that keeps the features.
 """
 
 from __future__ import annotations

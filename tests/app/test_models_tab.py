@@ -19,12 +19,12 @@ from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab
 from app.pairs_view import facts, question_about_own, running
 from core import calibration
 from core.figures.costs import Costs
-from core.models.catalogue import CATALOGUE
 from core.models.checkpoint import Checkpoint
 from core.models.errors import LoadError
 from core.models.memory import OVERHEAD, gigabytes, size_of
-from core.models.spec import CUSTOM, PairSpec
 from core.models.weights import WeightFile
+from core.pairs.catalogue import CATALOGUE
+from core.pairs.spec import CUSTOM, PairSpec
 from core.record.store import Store
 from tests.app.test_products_view import FOUND
 from tests.app.toy import PAIR, ToyEngine
@@ -156,7 +156,7 @@ def test_of_a_hubs_model_licence_gate_and_download_are_told(monkeypatch):
         plan("owner/Big", licence="<b>", gated=True, parameters=8_000_000_000, cached=False),
         plan("owner/Small", licence="mit", gated=False, parameters=500_000_000),
     ]
-    monkeypatch.setattr("core.models.plan.plan_models", lambda pair: plans)
+    monkeypatch.setattr("core.pairs.plan.plan_models", lambda pair: plans)
     asked = question_about_own(PairSpec(CUSTOM, "owner/Big", "owner/Small"))
     assert "This downloads 7.0 GB." in asked and "<dd>12.4 GB</dd>" in asked and "<dd>16.0 : 1</dd>" in asked
     assert "&lt;b&gt;, gated: the hub asks for a login and consent; mit, not gated" in asked
@@ -296,7 +296,7 @@ def test_measuring_again_says_what_it_does_and_shows_the_new_table(bench, measur
 def test_measuring_again_says_where_other_products_would_run(bench, measured, monkeypatch):
     said = []
     monkeypatch.setattr(gr, "Info", said.append)
-    monkeypatch.setattr("core.models.pair.look_again", lambda pair, say: "Load the pair again.")
+    monkeypatch.setattr("core.pairs.pair.look_again", lambda pair, say: "Load the pair again.")
     bench.measure()
     assert said == ["Load the pair again."] and len(measured) == 1
 

@@ -9,7 +9,7 @@ import pytest
 from app import choosing, starting, zero_gpu
 from core import calibration
 from core.figures.costs import Costs
-from core.models.spec import PairSpec, embedded_spec
+from core.pairs.spec import PairSpec, embedded_spec
 from core.records import Settings
 from tests.core.toys import table, toy_pair
 
@@ -88,7 +88,7 @@ def test_the_page_does_not_wait_for_torch():
 def test_the_embedded_pair_is_loaded_without_what_only_others_need():
     """transformers' model code takes seconds to import."""
     code = (
-        "import sys; from core.models import load; from core.models.spec import embedded_spec;"
+        "import sys; from core.models import load; from core.pairs.spec import embedded_spec;"
         "load.load_embedded = lambda progress: 'the pair';"
         "print(load.load_pair(embedded_spec()), [m for m in sys.modules if m in ('torch', 'transformers')])"
     )

@@ -22,12 +22,13 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from core.models import asked, load, memory, plan, quantize
-from core.models.catalogue import CATALOGUE
+from core.models import asked, memory, quantize
 from core.models.checkpoint import Checkpoint
 from core.models.errors import LoadError
-from core.models.flags import add_pair_arguments, pair_spec
-from core.models.spec import PairSpec, embedded_spec
+from core.pairs import load, plan
+from core.pairs.catalogue import CATALOGUE
+from core.pairs.flags import add_pair_arguments, pair_spec
+from core.pairs.spec import PairSpec, embedded_spec
 
 DOCS = [
     Path(__file__).resolve().parents[2] / name for name in ("README.md", "docs/USING.md", "docs/SPACE.md")

@@ -18,8 +18,8 @@ from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
 from core.figures.costs import Costs
-from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
+from core.pairs.pair import Pair
 from core.records import Fate, Settings
 from core.reuse import Kept
 from core.synthetic import SMALL, random_decoder, scripted_pair

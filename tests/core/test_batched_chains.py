@@ -19,7 +19,7 @@ from core.drafters.auto import AutoDrafter
 from core.drafters.early_exit import EarlyExitDrafter
 from core.engine import Engine
 from core.models.decoder import Decoder
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from core.records import Fate, Settings
 from tests.core.test_batched import SETTINGS, Letters, assert_alike, play
 from tests.core.test_batched_trees import LONG

@@ -8,8 +8,8 @@ from core import bench_machine
 from core.bench_machine import measure_limit, read_speed, weight_bytes
 from core.drafters.model import ModelDrafter
 from core.models import quantize
-from core.models.pair import Pair
 from core.models.transformers_decoder import TransformersDecoder
+from core.pairs.pair import Pair
 from tests.core.builders import PAIR
 from tests.core.models_on_disk import make_model
 from tests.core.tiny import as_decoder, tiny_llama

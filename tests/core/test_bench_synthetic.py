@@ -14,7 +14,7 @@ import torch
 from core import bench_synthetic, synthetic, synthetic_checks, synthetic_report
 from core.cards import CARDS
 from core.engine import Engine
-from core.models.catalogue import CATALOGUE
+from core.pairs.catalogue import CATALOGUE
 from core.records import Settings
 from core.roofline import HOST, Asked, Work
 from core.synthetic_memory import Full

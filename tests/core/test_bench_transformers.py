@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from core import bench_run, bench_transformers
-from core.models.load import load_pair
-from core.models.spec import PairSpec, embedded_spec
+from core.pairs.load import load_pair
+from core.pairs.spec import PairSpec, embedded_spec
 from tests.core.builders import PAIR
 from tests.core.models_on_disk import write_gguf, write_model
-from tests.core.test_load import write_draft
+from tests.core.pairs.test_load import write_draft
 
 PROMPT = "<|im_start|>user\nName three rivers.<|im_end|>\n<|im_start|>assistant\n"
 

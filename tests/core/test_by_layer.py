@@ -9,12 +9,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from core.models import load_model, memory, plan, quantize
+from core.models import memory, quantize
 from core.models.by_layer import Skeleton
 from core.models.decoder import Decoder
 from core.models.errors import LoadError
 from core.models.tensors import open_tensors
 from core.models.transformers_decoder import TransformersDecoder
+from core.pairs import load_model, plan
 from tests.core.models_on_disk import make_model, write_gguf, write_model
 
 CPU = torch.device("cpu")

@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from app import choosing
-from core.models import card, distilled, memory
+from core.models import card, memory
 from core.models.errors import LoadError
 from core.models.memory import choose_dtype
-from core.models.plan import choose_device
+from core.pairs import distilled
+from core.pairs.plan import choose_device
 
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
 CU130 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]

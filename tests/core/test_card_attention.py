@@ -11,8 +11,8 @@ from torch.nn.attention import bias
 from core import fake_pairs
 from core.fake_card import CUDA, FakeCard
 from core.models.card_attention import Attention
-from core.models.catalogue import CATALOGUE
 from core.models.kv_cache import DecoderShape, KVCache
+from core.pairs.catalogue import CATALOGUE
 from tests.core.models_on_disk import VOCABULARY
 from tests.core.test_decoder import KINDS, family, lean
 

@@ -115,7 +115,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
         return generate(*given, **more)
 
     toy.generate = interrupted
-    monkeypatch.setattr("core.models.load.load_pair", lambda spec, say: toy.pair)
+    monkeypatch.setattr("core.pairs.load.load_pair", lambda spec, say: toy.pair)
     monkeypatch.setattr("core.engine.Engine", lambda pair: toy)
     db = tmp_path / "redline.db"
     assert main(["--drafters", "model", "--prompts", "2", "--max-new-tokens", "8", "--db", str(db)]) == 130
@@ -186,7 +186,7 @@ def test_a_comparison_is_kept_listed_exported_and_deleted(tmp_path):
 
 
 def test_the_command_compares_and_keeps_the_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("core.models.load.load_pair", lambda spec, say: engine().pair)
+    monkeypatch.setattr("core.pairs.load.load_pair", lambda spec, say: engine().pair)
     out, db = tmp_path / "table.json", tmp_path / "redline.db"
     how = ["--drafters", "model, ngram", "--prompts", "1", "--max-new-tokens", "8"]
     assert main([*how, "--json", str(out), "--db", str(db)]) == 0
@@ -203,7 +203,7 @@ def test_the_command_compares_and_keeps_the_run(tmp_path, monkeypatch, capsys):
 
 
 def test_what_was_measured_is_kept_whoever_reads_the_table(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("core.models.load.load_pair", lambda spec, say: engine().pair)
+    monkeypatch.setattr("core.pairs.load.load_pair", lambda spec, say: engine().pair)
     out, db = tmp_path / "table.json", tmp_path / "redline.db"
     how = ["--drafters", "model", "--prompts", "1", "--max-new-tokens", "8"]
     reading, writing = os.pipe()

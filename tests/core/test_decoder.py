@@ -12,8 +12,8 @@ from core.engine import Engine
 from core.models import decoder as decoder_module
 from core.models import quantize
 from core.models.decoder import KEY_BLOCK, PREFILL_CHUNK, Decoder, KVCache, lean_reason
-from core.models.pair import Pair
 from core.models.rows import row_dependence
+from core.pairs.pair import Pair
 from core.records import Fate, Settings
 from tests.core.models_on_disk import VOCABULARY, make_model
 from tests.core.tiny import as_decoder, held, tiny_llama

@@ -17,8 +17,8 @@ from core.distill import __main__ as distill_main
 from core.distill import checkpoint
 from core.distill.__main__ import main
 from core.distill.checkpoint import TrainingError
-from core.models.draft_file import check_target, embedding_fingerprint, load_draft
 from core.models.errors import LoadError
+from core.pairs.draft_file import check_target, embedding_fingerprint, load_draft
 from tests.core.distill_toys import command, needs_muon, write_training
 from tests.core.models_on_disk import VOCABULARY, write_model
 

@@ -6,7 +6,7 @@ import torch
 
 from core.distill.evaluate import Alpha, alpha
 from core.distill.run import LAYERS, Recipe, begin
-from core.models.draft_file import KINDS
+from core.pairs.draft_file import KINDS
 from tests.core.distill_toys import VOCABULARY, toy_corpus, toy_lessons, toy_target
 
 

@@ -9,8 +9,8 @@ import torch
 
 from core.distill.kinds import Draft, feature_layers, make_draft, normed
 from core.models.decoder import Decoder, DecoderShape
-from core.models.draft_file import KINDS
 from core.models.linear.forms import maker
+from core.pairs.draft_file import KINDS
 from tests.core.tiny import tiny_llama
 
 LENGTH = 11
@@ -67,7 +67,7 @@ def test_each_depth_of_eagle_is_what_drafting_that_far_gives(layers):
 def drafted(draft, tensors, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
     """The guess behind the last id where features are known of the leading positions alone.
 
-    As ``core.models.draft_file`` has it, with the decoder's layers, one position after another.
+    As ``core.pairs.draft_file`` has it, with the decoder's layers, one position after another.
     """
     shape, eps = draft.shape, draft.shape.rms_eps
     states = [torch.zeros(32), *(normed(features, eps).flatten(1) @ tensors["features.weight"].T)]

@@ -18,9 +18,9 @@ from core.distill.kinds import feature_layers, make_draft
 from core.distill.lesson import Lessons
 from core.distill.run import SAMPLE, first_of_each
 from core.distill.target import Features, Target, features, load_target
-from core.models.draft_file import check_target, load_draft
 from core.models.embedded import DRAFTS
 from core.models.sources import EMBEDDED
+from core.pairs.draft_file import check_target, load_draft
 
 SHIPPED = sorted(DRAFTS.glob("*.safetensors"))
 

@@ -12,7 +12,7 @@ from core.distill.evaluate import guesses
 from core.distill.lesson import frequent_ids
 from core.distill.run import LAYERS, Recipe, begin
 from core.distill.train import Plan, TrainingError, _learn, train
-from core.models.draft_file import KINDS
+from core.pairs.draft_file import KINDS
 from tests.core.distill_toys import VOCABULARY, needs_muon, toy_corpus, toy_lessons, toy_target
 
 PLAN = Plan(steps=20, tokens=60, warm_up=3, save_every=4)

@@ -22,8 +22,8 @@ import torch
 from core.machine.home import home
 from core.machine.progress import Progress
 from core.models import embedded
-from core.models.draft_file import load_draft
 from core.models.errors import LoadError
+from core.pairs.draft_file import load_draft
 from core.text.prompts import load_prompts
 
 ROOT = Path(__file__).resolve().parents[2]

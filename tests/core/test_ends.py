@@ -6,9 +6,9 @@ import pytest
 
 from core.models.checkpoint import inspect
 from core.models.ends import end_ids, gguf_ends
-from core.models.general import _end_ids
-from core.models.plan import plan_models
-from core.models.spec import PairSpec
+from core.pairs.general import _end_ids
+from core.pairs.plan import plan_models
+from core.pairs.spec import PairSpec
 from core.transcript import Transcript
 from tests.core.models_on_disk import SPECIAL, TEMPLATE, tokenizer, write_gguf, write_model
 

@@ -9,10 +9,11 @@ import torch
 from safetensors import SafetensorError
 
 from core.distill import train
-from core.models import draft_file, embedded, errors, gguf_header, hub, load, load_model, plan
+from core.models import embedded, errors, gguf_header, hub
 from core.models.errors import LoadError, is_out_of_memory
-from core.models.load import load_pair
-from core.models.spec import embedded_spec
+from core.pairs import draft_file, load, load_model, plan
+from core.pairs.load import load_pair
+from core.pairs.spec import embedded_spec
 
 
 def of_windows(number: int, said: str) -> OSError:

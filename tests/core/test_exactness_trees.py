@@ -16,7 +16,7 @@ import torch
 
 from core.engine import Engine
 from core.figures.costs import Costs
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from core.records import Fate, Settings
 from core.verify.sampling import distributions
 from tests.core.branches import constant, every_branch

@@ -10,8 +10,8 @@ import torch
 from core import fake_pairs
 from core.fake_card import CUDA, FakeCard
 from core.models import memory
-from core.models.catalogue import CATALOGUE
 from core.models.key_blocks import PARTS
+from core.pairs.catalogue import CATALOGUE
 from core.records import Settings
 
 ENTRY = CATALOGUE["qwen2.5-7b"]

@@ -203,7 +203,7 @@ def test_a_reply_that_somebody_keeps_keeps_no_caches():
 
 def test_what_a_conversation_takes_is_counted():
     """Weights, keys and values, what grows of them, and the product that NF4 unpacks: by hand."""
-    from core.models.catalogue import CATALOGUE
+    from core.pairs.catalogue import CATALOGUE
 
     entry = CATALOGUE["qwen3-8b"]
     size = entry.target_model.size

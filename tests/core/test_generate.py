@@ -18,7 +18,7 @@ from core.figures.costs import Costs
 from core.figures.metrics import FIGURE_NAMES
 from core.generate import InputError, main, parse_request, read_messages
 from core.models.errors import LoadError
-from core.models.spec import PairSpec, embedded_spec
+from core.pairs.spec import PairSpec, embedded_spec
 from core.record.json_lines import json_line, reply_row, round_row
 from core.records import Fate, PairInfo, Settings, Token
 from core.settings import SettingsError

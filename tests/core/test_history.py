@@ -15,7 +15,7 @@ from core.drafters.names import DRAFTERS
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
 from core.engine import Engine
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from core.records import Settings
 from tests.core.toy_drafts import toy_drafts_pair
 from tests.core.toys import table, toy_pair

@@ -11,8 +11,8 @@ from core import bench, bench_roofline, cards, fake_pairs, nf4_dispatch, rooflin
 from core.auto_k import MOST
 from core.cards import Card
 from core.figures.metrics import expected_tokens
-from core.models.catalogue import CATALOGUE
 from core.models.memory import size_of
+from core.pairs.catalogue import CATALOGUE
 from core.roofline import Asked, Host, Model, Work
 
 ENTRY = CATALOGUE["qwen2.5-7b"]

@@ -10,15 +10,16 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from core.models import load_model, rotary
+from core.models import rotary
 from core.models.by_layer import Skeleton
 from core.models.checkpoint import inspect
 from core.models.decoder import Decoder
 from core.models.errors import LoadError
-from core.models.plan import plan_models
 from core.models.rotary import Rotary, module_fault, of_config, table_fault
-from core.models.spec import PairSpec
 from core.models.transformers_decoder import TransformersDecoder
+from core.pairs import load_model
+from core.pairs.plan import plan_models
+from core.pairs.spec import PairSpec
 from tests.core.models_on_disk import make_model, write_gguf, write_model
 
 LONG = 16384

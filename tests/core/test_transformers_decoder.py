@@ -12,7 +12,6 @@ from transformers import BloomConfig, T5Config, T5ForConditionalGeneration
 from core.drafters.model import ModelDrafter
 from core.engine import Engine
 from core.models.errors import LoadError
-from core.models.pair import Pair
 from core.models.rows import row_dependence
 from core.models.transformers_decoder import (
     TransformersDecoder,
@@ -20,6 +19,7 @@ from core.models.transformers_decoder import (
     check_rollback,
     context_length,
 )
+from core.pairs.pair import Pair
 from core.records import Settings
 from tests.core.models_on_disk import CONTEXT, FAMILIES, VOCABULARY, WINDOW, make_model
 from tests.core.test_exactness import PROMPT, g_test, joint

@@ -1,6 +1,6 @@
 """A tiny target that keeps features, and random EAGLE and Medusa drafts for it as their files hold them.
 
-The plain forward passes here follow ``core.models.draft_file`` word by word, position after position with
+The plain forward passes here follow ``core.pairs.draft_file`` word by word, position after position with
 nothing kept, for the drafters to be held against.
 """
 
@@ -17,7 +17,7 @@ from core.drafters.eagle import EagleDrafter
 from core.drafters.medusa import MedusaDrafter
 from core.models.decoder import Decoder
 from core.models.linear.forms import maker
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import INFO, ToyTokenizer
 

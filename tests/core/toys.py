@@ -15,7 +15,7 @@ import torch
 
 from core.drafters.model import ModelDrafter
 from core.models.base import Stop, chunks
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from tests.core.builders import PAIR
 
 INFO = dataclasses.replace(PAIR, context_length=64, draft_context_length=64)

@@ -19,8 +19,8 @@ from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast  # noqa: F401  (what it lacks is told at once, not at the end)
 
 from core.engine import Engine
-from core.models.load import load_embedded
-from core.models.pair import Pair
+from core.pairs.load import load_embedded
+from core.pairs.pair import Pair
 from core.records import Settings
 
 # Of what follows the model is sure enough that rounding changes no token: see the test's margins.

@@ -87,8 +87,8 @@ def main() -> None:
     from app.desk import Desk
     from app.loading import LoadingState
     from core.engine import Engine
-    from core.models.load import load_pair
-    from core.models.spec import PairSpec
+    from core.pairs.load import load_pair
+    from core.pairs.spec import PairSpec
     from core.record.store import Store
     from core.records import Settings
     from tests.app.letters import chat_pair

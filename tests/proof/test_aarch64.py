@@ -28,7 +28,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from core.models.pair import Pair
+from core.pairs.pair import Pair
 from tests.proof.on_aarch64 import TOKENS, score, write
 
 ROOT = Path(__file__).resolve().parents[2]

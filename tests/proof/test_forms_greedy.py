@@ -16,13 +16,13 @@ import pytest
 import torch
 
 from core.engine import Engine
-from core.models import pair as pairs
 from core.models.embedded import DRAFTS
 from core.models.linear import evidence, forms
 from core.models.linear.findings import Found
-from core.models.pair import Pair
 from core.models.rows import row_dependence
 from core.models.sizes import EMBEDDED
+from core.pairs import pair as pairs
+from core.pairs.pair import Pair
 from core.records import Settings
 from core.text.chat import encode_chat
 from core.text.prompts import load_prompts

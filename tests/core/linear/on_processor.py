@@ -36,8 +36,8 @@ def main() -> None:
     from core.distill.corpus import Chat
     from core.engine import Engine
     from core.fidelity import FLOAT, fidelity, load_weights
-    from core.models.load import load_embedded
     from core.models.memory import choose_dtype
+    from core.pairs.load import load_embedded
     from core.records import Settings
     from core.text.chat import encode_chat
 

@@ -1,6 +1,6 @@
 """Drafts that were trained for one target, over the weights that they borrow from it.
 
-Makes drafters of every kind from the files that ``core.models.draft_file`` describes: those that ship for
+Makes drafters of every kind from the files that ``core.pairs.draft_file`` describes: those that ship for
 the embedded target and those that ``python -m core.distill`` writes. Kinds that look into the target need the
 lean decoder and the features it keeps: ``keep_features`` sees to that before the first cache is made.
 """
@@ -19,7 +19,10 @@ from core.drafters.medusa import MedusaDrafter
 from core.drafters.model import ModelDrafter
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
-from core.models.draft_file import (
+from core.models.errors import LoadError
+from core.models.linear.forms import DENSE, family, maker
+from core.models.linear.products import DenseLinear
+from core.pairs.draft_file import (
     KINDS,
     UnpackedDraft,
     check_target,
@@ -27,9 +30,6 @@ from core.models.draft_file import (
     load_draft,
     load_metadata,
 )
-from core.models.errors import LoadError
-from core.models.linear.forms import DENSE, family, maker
-from core.models.linear.products import DenseLinear
 
 ON_TARGET = ("eagle", "medusa")  # kinds that run on the target's features
 

@@ -12,14 +12,14 @@ import torch
 from core.drafters.base import Drafting
 from core.engine import Engine
 from core.machine.home import home
-from core.models.draft_file import load_draft
 from core.models.embedded import DRAFTS
 from core.models.key_blocks import KEY_BLOCK
 from core.models.linear import evidence, forms
 from core.models.linear.findings import Found
-from core.models.pair import LOAD_AGAIN, WARM_UP, build_embedded_pair, look_again, warm_up
 from core.models.rows import RowDependence
 from core.models.sizes import EMBEDDED
+from core.pairs.draft_file import load_draft
+from core.pairs.pair import LOAD_AGAIN, WARM_UP, build_embedded_pair, look_again, warm_up
 from core.records import Settings
 from core.text.chat import encode_chat
 from core.text.detokenise import PromptError
@@ -153,7 +153,7 @@ def test_rows_are_tested_once_for_the_forms_of_a_machine(monkeypatch, embedded_f
         tests.append(behind)
         return RowDependence(0.0, 1e-6)
 
-    monkeypatch.setattr("core.models.pair.self_test", dependence)
+    monkeypatch.setattr("core.pairs.pair.self_test", dependence)
     monkeypatch.setattr(evidence, "look", lambda sizes, **_: FLOATS)
     monkeypatch.setattr(evidence, "_found", {})
     notes = []

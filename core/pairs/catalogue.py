@@ -4,7 +4,7 @@ Each model is described by its published ``config.json``; parameters, memory and
 from that. Knows nothing of what is on this machine, downloads nothing, and imports neither torch
 (but to ask what a processor can) nor transformers.
 
-Run: ``python -m core.models.catalogue`` prints the table.
+Run: ``python -m core.pairs.catalogue`` prints the table.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from core.models.asked import settled_form
 from core.models.memory import OVERHEAD, Size, choose_dtype, gigabytes, needed_to_load, size_of
 from core.models.sources import EMBEDDED, SpecError
-from core.models.spec import PairSpec, embedded_spec
+from core.pairs.spec import PairSpec, embedded_spec
 
 PUBLISHED_BYTES = 2  # a weight, as all of these are published
 

@@ -23,7 +23,7 @@ from core.drafters.untrained import makers
 from core.figures.costs import Costs
 from core.machine.home import home
 from core.machine.progress import Progress, silent
-from core.models import distilled, sizes
+from core.models import sizes
 from core.models.base import Scorer
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import NAME
@@ -35,7 +35,8 @@ from core.models.linear.forms import in_two, maker, needs_rotation
 from core.models.rotation import Rotation
 from core.models.rows import self_test
 from core.models.sources import EMBEDDED
-from core.models.spec import CUSTOM
+from core.pairs import distilled
+from core.pairs.spec import CUSTOM
 from core.records import PairInfo, Settings
 from core.text.detokenise import PromptError
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from core.models.draft_file import (
+from core.models.embedded import DRAFTS
+from core.models.errors import LoadError
+from core.pairs.draft_file import (
     SCALE,
     check_target,
     embedding_fingerprint,
@@ -17,8 +19,6 @@ from core.models.draft_file import (
     load_metadata,
     save_draft,
 )
-from core.models.embedded import DRAFTS
-from core.models.errors import LoadError
 
 METADATA = {"kind": "model", "target": "toy", "origin": "here", "licence": "Apache-2.0", "alpha": "none"}
 

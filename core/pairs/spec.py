@@ -1,7 +1,7 @@
 """Which pair is asked for, and how it is to run.
 
 A ``PairSpec`` is words alone: it opens no model and does not know whether what is named exists.
-``core.models.flags`` makes one of what a person says, ``core.models.load`` makes a pair of it.
+``core.pairs.flags`` makes one of what a person says, ``core.pairs.load`` makes a pair of it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,6 @@ def draft_folder(source: str | None) -> Path | None:
     """The folder of a draft that ``python -m core.distill`` made, where a source names one."""
     if source in (None, EMBEDDED) or not (path := Path(source).expanduser()).is_dir():
         return None
-    from core.models.draft_file import is_draft_folder  # with torch, which the page does not wait for
+    from core.pairs.draft_file import is_draft_folder  # with torch, which the page does not wait for
 
     return path if is_draft_folder(path) else None

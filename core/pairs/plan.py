@@ -22,8 +22,8 @@ from core.models.errors import LoadError, first_line, is_out_of_memory, too_litt
 from core.models.linear.findings import Sizes
 from core.models.sizes import sizes_of
 from core.models.sources import EMBEDDED
-from core.models.spec import PairSpec, draft_folder
 from core.models.transformers_decoder import check_class, context_length
+from core.pairs.spec import PairSpec, draft_folder
 
 LEAN_FORMS = {  # of the lean decoder
     "cpu": ("none", "int8", "int4", "nf4", "llm-int8"),

@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from core.models.errors import LoadError
-from core.models.vocabulary import compare
+from core.pairs.vocabulary import compare
 
 
 def tokenizer(words: list[str] | dict[str, int], added: tuple[str, ...] = (), **special: str):

@@ -1,9 +1,9 @@
 """From a ``PairSpec`` to a ``Pair`` that runs: the one way to get any pair, the embedded one included.
 
 Decides which way a pair is loaded and sees that whatever goes wrong is one sentence with nothing left loaded.
-Imports at first only what the embedded pair needs: ``core.models.general`` knows all others.
+Imports at first only what the embedded pair needs: ``core.pairs.general`` knows all others.
 
-Run: ``python -m core.models.load --target MODEL [--draft MODEL] ...`` loads a pair and prints what it is.
+Run: ``python -m core.pairs.load --target MODEL [--draft MODEL] ...`` loads a pair and prints what it is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from core.machine.heartbeat import heard
 from core.machine.progress import Progress, silent
 from core.models.embedded import DRAFTS, checked_fingerprint, prepare_embedded
 from core.models.errors import LoadError, first_line, is_out_of_memory
-from core.models.flags import add_pair_arguments, pair_spec
 from core.models.memory import release
 from core.models.sources import EMBEDDED, SpecError
-from core.models.spec import PairSpec, draft_folder, embedded_spec
+from core.pairs.flags import add_pair_arguments, pair_spec
+from core.pairs.spec import PairSpec, draft_folder, embedded_spec
 from core.text.terminal import progress_printer
 
 if TYPE_CHECKING:
-    from core.models.pair import Pair
+    from core.pairs.pair import Pair
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def load_embedded(progress: Progress = silent, draft: Path | None = None) -> Pai
     ``progress(sentence, fraction)`` is called from this thread; fraction is 0 to 1, or None where it
     is not known. Raises LoadError.
     """
-    from core.models.pair import build_embedded_pair  # imports torch: the page can be up before
+    from core.pairs.pair import build_embedded_pair  # imports torch: the page can be up before
 
     folder = prepare_embedded(progress)
     return build_embedded_pair(folder, DRAFTS, checked_fingerprint(folder, progress), progress, draft)
@@ -63,7 +63,7 @@ def load_embedded(progress: Progress = silent, draft: Path | None = None) -> Pai
 
 def _load(spec: PairSpec, progress: Progress) -> Pair:
     if not _as_it_comes(spec):
-        from core.models.general import load_general  # with transformers, which takes seconds to import
+        from core.pairs.general import load_general  # with transformers, which takes seconds to import
 
         return load_general(spec, progress)
     if (folder := draft_folder(spec.draft)) is not None:

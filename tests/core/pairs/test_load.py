@@ -14,20 +14,21 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
 from core.engine import Engine
-from core.models import by_layer, card, general, load, load_model, quantize
-from core.models import plan as plans
+from core.models import by_layer, card, quantize
 from core.models.decoder import Decoder
-from core.models.draft_file import embedding_fingerprint, load_metadata, save_draft
 from core.models.errors import LoadError
-from core.models.general import suggested_settings
 from core.models.linear.findings import Evidence, Found
 from core.models.linear.forms import maker
-from core.models.load import load_pair
-from core.models.plan import LEAN_FORMS, choose_device
 from core.models.rows import row_dependence
 from core.models.sizes import counted
-from core.models.spec import PairSpec, embedded_spec
 from core.models.transformers_decoder import TransformersDecoder, whole_pass
+from core.pairs import general, load, load_model
+from core.pairs import plan as plans
+from core.pairs.draft_file import embedding_fingerprint, load_metadata, save_draft
+from core.pairs.general import suggested_settings
+from core.pairs.load import load_pair
+from core.pairs.plan import LEAN_FORMS, choose_device
+from core.pairs.spec import PairSpec, embedded_spec
 from core.records import Settings
 from core.text.chat import encode_chat
 from core.text.template import NO_TEMPLATE

@@ -12,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from core.models.asked import DEVICES, DTYPES, QUANTIZE, flag
-from core.models.catalogue import CATALOGUE, spec
 from core.models.sources import EMBEDDED, SpecError, source_kind
-from core.models.spec import ALONE, CUSTOM, PairSpec, embedded_spec
+from core.pairs.catalogue import CATALOGUE, spec
+from core.pairs.spec import ALONE, CUSTOM, PairSpec, embedded_spec
 
 # The flags by name: what stands for the value, and help. The first three choose the pair.
 _CHOOSING = ("pair", "target", "draft")
 _HELP = {
-    "pair": ("NAME", "{pairs} (python -m core.models.catalogue describes them)"),
+    "pair": ("NAME", "{pairs} (python -m core.pairs.catalogue describes them)"),
     "target": ("MODEL", "the big model: a hub id owner/name[@revision], a folder, a .gguf file, or embedded"),
     "draft": (
         "MODEL",

@@ -1,10 +1,10 @@
 """Any pair that transformers can read, and the embedded one where more than its lean path is asked for.
 
 In this order, so that what cannot work is refused before anything large moves: the small files of both
-models and their architectures (``core.models.plan``), their vocabularies id by id, the memory; then the
-weights are fetched and loaded (``core.models.load_model``), and the models tested as they stand: whether a
+models and their architectures (``core.pairs.plan``), their vocabularies id by id, the memory; then the
+weights are fetched and loaded (``core.pairs.load_model``), and the models tested as they stand: whether a
 draft can be taken back, and how far a token's score depends on its neighbours (``core.models.rows``).
-``core.models.load`` sees that nothing stays loaded where a step fails.
+``core.pairs.load`` sees that nothing stays loaded where a step fails.
 
 Nothing falls back silently: ``PairInfo`` names what runs, found by looking at the loaded models, and a note
 says where that is less than was asked for.
@@ -21,22 +21,23 @@ from core.drafters.base import Drafting
 from core.drafters.model import ModelDrafter
 from core.drafters.untrained import makers
 from core.machine.progress import Progress
-from core.models import distilled, quantize
+from core.models import quantize
 from core.models.checkpoint import fetch, fingerprint
 from core.models.decoder import Decoder, DecoderShape
 from core.models.embedded import DRAFTS
 from core.models.ends import end_ids
 from core.models.linear.findings import Sizes
-from core.models.load_model import Model, load_model
-from core.models.pair import NO_DRAFT, Pair, warm_up
-from core.models.plan import Plan, check_memory, dtype_word, is_distilled, plan_models
 from core.models.rows import self_test
 from core.models.sources import EMBEDDED
-from core.models.spec import PairSpec, draft_folder
 from core.models.transformers_decoder import (
     context_length,
 )
-from core.models.vocabulary import compare
+from core.pairs import distilled
+from core.pairs.load_model import Model, load_model
+from core.pairs.pair import NO_DRAFT, Pair, warm_up
+from core.pairs.plan import Plan, check_memory, dtype_word, is_distilled, plan_models
+from core.pairs.spec import PairSpec, draft_folder
+from core.pairs.vocabulary import compare
 from core.records import PairInfo
 from core.settings import SUGGESTIBLE, SettingsError, parse_settings
 from core.text.template import NO_TEMPLATE

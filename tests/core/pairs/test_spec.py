@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from core.models.asked import automatic_form
-from core.models.catalogue import CATALOGUE
-from core.models.flags import add_pair_arguments, pair_spec
 from core.models.sources import SpecError, hub_id, source_kind
-from core.models.spec import PairSpec, embedded_spec
+from core.pairs.catalogue import CATALOGUE
+from core.pairs.flags import add_pair_arguments, pair_spec
+from core.pairs.spec import PairSpec, embedded_spec
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 QWEN = CATALOGUE["qwen2.5-7b"]
 
 
@@ -141,7 +141,7 @@ def test_what_auto_means():
 def test_reading_flags_imports_nothing_heavy():
     """The page's port is settled before anything heavy is imported, and this with it."""
     code = (
-        "import sys, core.models.spec, core.models.catalogue, app.launch;"
+        "import sys, core.pairs.spec, core.pairs.catalogue, app.launch;"
         "print([m for m in ('torch', 'transformers', 'huggingface_hub', 'gradio') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from core.models import asked
-from core.models.catalogue import CATALOGUE, Model, fitting, main, spec
 from core.models.memory import OVERHEAD
 from core.models.sources import SpecError
-from core.models.spec import embedded_spec
+from core.pairs.catalogue import CATALOGUE, Model, fitting, main, spec
+from core.pairs.spec import embedded_spec
 
 # As the hub shows them, from the safetensors files; a head that is the embedding again is counted once.
 PUBLISHED = {
@@ -109,7 +109,7 @@ def test_a_small_pair_on_a_processor_is_float32():
 def test_the_loader_counts_as_the_catalogue_does(device, how, tmp_path, monkeypatch):
     from transformers import AutoConfig
 
-    from core.models import plan as plans
+    from core.pairs import plan as plans
     from tests.core.models_on_disk import tokenizer
 
     monkeypatch.setattr(plans, "LEAST_KNOWN", 10**6)  # the tokenizer is a tiny one

@@ -22,10 +22,10 @@ from core.models import memory, quantize, rotary
 from core.models.by_layer import TABLE, Skeleton
 from core.models.decoder import Decoder
 from core.models.errors import LoadError, UnusableNumbers, first_line, is_out_of_memory
-from core.models.plan import Plan, where_from
 from core.models.rows import difference, ids_below
 from core.models.tensors import open_tensors
 from core.models.transformers_decoder import ROUNDING, TransformersDecoder, check_rollback
+from core.pairs.plan import Plan, where_from
 
 log = logging.getLogger(__name__)
 
