@@ -266,7 +266,7 @@ class ModelsTab:
 
     def _measure(self, engine: Any, say: Progress, said: list[tuple[Callable[[str], None], str]]) -> None:
         """``said`` gets what is to be told at the end: only the event itself can tell."""
-        from core import calibration  # imports torch
+        from core.engine import calibration  # imports torch
         from core.pairs.pair import look_again
 
         with engine.idle() as free:

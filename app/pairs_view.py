@@ -8,8 +8,8 @@ from __future__ import annotations
 from app import choosing
 from app.display import as_html
 from app.masthead import precision
-from core.auto_k import MOST, AutoK
 from core.drafters.names import title as drafter_title
+from core.engine.auto_k import MOST, AutoK
 from core.figures.costs import Costs
 from core.models.checkpoint import Checkpoint
 from core.models.embedded import NAME

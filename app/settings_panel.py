@@ -16,8 +16,8 @@ from app import zero_gpu
 from app.display import as_html
 from app.events import AT_ONCE
 from app.loading import Loader, LoadingState
-from core.auto_k import MOST, usual_k
 from core.drafters.names import TREE_DRAFTERS, title
+from core.engine.auto_k import MOST, usual_k
 from core.records import DOMAINS, Settings
 from core.settings import (
     LOSSY,

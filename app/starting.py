@@ -29,11 +29,11 @@ def load_engine(spec: PairSpec | None, progress: Progress) -> Any:
     with heard(progress) as say:
         say("Starting PyTorch.", None)
         from app.choosing import by_machine
-        from core.engine import Engine
+        from core.engine.loop import Engine
 
         pair = load_pair(spec or by_machine(), say)
         if not zero_gpu.active():  # there, the GPU is lent to replies alone
-            from core.calibration import MEASURING, costs_if_any
+            from core.engine.calibration import MEASURING, costs_if_any
 
             say(MEASURING, None)
             pair.costs = costs_if_any(pair, say)

@@ -59,7 +59,7 @@ def _measure(engine: Any, answer: Answer) -> None:
     pair = engine.pair.drafting(answer.info.drafter)
     if not answer.settings.auto_draft_tokens or pair.costs is not None or zero_gpu.active():
         return
-    from core.calibration import costs_if_any  # imports torch
+    from core.engine.calibration import costs_if_any  # imports torch
 
     with engine.idle() as free:
         if free:

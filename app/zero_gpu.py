@@ -1,7 +1,7 @@
 """Replies on a ZeroGPU Space, where a GPU is lent for one function call at a time, in a process of its own.
 
 ZeroGPU is there when its package ``spaces`` is, and ``SPACES_ZERO_GPU`` says so; elsewhere this module
-does nothing and ``engine`` gives back what it was given. It knows the interface of ``core.engine``, no
+does nothing and ``engine`` gives back what it was given. It knows the interface of ``core.engine.loop``, no
 page and no model. What ZeroGPU asks of the rest of the app:
 
 - The pair is loaded in the main thread and before the page is launched: ``spaces`` imitates CUDA there, and
@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
-from core.generation import Underway
+from core.engine.generation import Underway
 from core.models.errors import is_out_of_memory
 from core.records import Reply, Round, Settings
 
@@ -124,7 +124,7 @@ def engine(inner: Any) -> Any:
 
 
 class ZeroGpuEngine:
-    """``core.engine.Engine``'s interface over ``reply_on_gpu`` (``gpu_reply``, decorated).
+    """``core.engine.loop.Engine``'s interface over ``reply_on_gpu`` (``gpu_reply``, decorated).
 
     Replies may run at once: each has a GPU process of its own, and ZeroGPU makes them wait where it must.
     So it is never ``busy``. Nothing that a reply could use is kept here: ``cache_bytes`` is 0.

@@ -55,9 +55,9 @@ from core.bench_run import (
     usable,
     warm_up,
 )
-from core.calibration import measure_again
 from core.cards import CardError
-from core.engine import Engine
+from core.engine.calibration import measure_again
+from core.engine.loop import Engine
 from core.machine.heartbeat import heard
 from core.machine.progress import Progress
 from core.models.errors import LoadError

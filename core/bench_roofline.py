@@ -19,8 +19,8 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from core import cards, roofline, roofline_here
-from core.auto_k import MOST
 from core.cards import Card, CardError
+from core.engine.auto_k import MOST
 from core.fake_pairs import DOCUMENT
 from core.figures.costs import Costs
 from core.figures.metrics import expected_tokens

@@ -33,12 +33,12 @@ from core.bench_measured import (
     Way,
     spread,
 )
-from core.engine import Engine
+from core.engine.loop import Engine
+from core.engine.reuse import MAX_KEPT
 from core.machine.progress import Progress
 from core.pairs.pair import Pair
 from core.pairs.spec import PairSpec
 from core.records import Reply, Settings
-from core.reuse import MAX_KEPT
 from core.settings import parse_settings
 from core.text.chat import encode_chat
 from core.text.prompts import Prompt, load_prompts

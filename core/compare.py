@@ -54,7 +54,7 @@ from core.text.prompts import Prompt, load_prompts
 from core.text.terminal import printable, progress_printer, put_out, use_utf8
 
 if TYPE_CHECKING:
-    from core.engine import Engine
+    from core.engine.loop import Engine
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             seed=given.seed,
         )
         prompts = prompts_for(given.prompts)
-        from core.engine import Engine
+        from core.engine.loop import Engine
         from core.pairs.load import load_pair
 
         pair = load_pair(pair_spec(given, os.environ) or embedded_spec(), say)

@@ -26,7 +26,6 @@ from pathlib import Path
 
 import torch
 
-from core import device_figures
 from core.drafters.auto import AutoDrafter
 from core.drafters.base import Drafter
 from core.drafters.eagle import EagleDrafter
@@ -35,7 +34,8 @@ from core.drafters.medusa import MedusaDrafter
 from core.drafters.model import ModelDrafter
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
-from core.engine import Engine
+from core.engine import device_figures
+from core.engine.loop import Engine
 from core.fake_card import CUDA, Counts, FakeCard
 from core.models.asked import settled_form
 from core.models.decoder import Decoder, DecoderShape

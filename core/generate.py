@@ -11,9 +11,9 @@
 The last two lines choose the pair as ``app.py`` does (``core.pairs.flags``); without them, and without the
 variables that stand for them, it is the embedded one. What is missing of a pair is downloaded without asking.
 
-``--k auto`` chooses K before each round, by what passes cost on this machine (``core.calibration``, measured
-once) and by the reply's own acceptance; on a card that is what happens without ``--k``. ``--verifier block``
-judges a round's drafts together. ``--drafter`` chooses another way to draft than the pair's own
+``--k auto`` chooses K before each round, by what passes cost on this machine (``core.engine.calibration``,
+measured once) and by the reply's own acceptance; on a card that is what happens without ``--k``. ``--verifier
+block`` judges a round's drafts together. ``--drafter`` chooses another way to draft than the pair's own
 (``core.drafters.names``).
 
 On a terminal every token shows its fate (``core.text.terminal``; ``NO_COLOR`` is respected); a file or a pipe
@@ -41,8 +41,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.auto_k import MOST
 from core.drafters.names import DRAFTERS, TREE_DRAFTERS
+from core.engine.auto_k import MOST
 from core.figures.metrics import Figures, summarize
 from core.machine.heartbeat import heard
 from core.machine.progress import Progress
@@ -305,7 +305,7 @@ def _writer(request: Request, marked: bool, colour: bool) -> JsonWriter | Redlin
 
 def answer(pair: Pair, request: Request) -> int:
     """Streams the reply to standard output; returns the exit status. Raises PromptError."""
-    from core.engine import Engine
+    from core.engine.loop import Engine
 
     limit = prompt_limit(pair.info.context_length, request.settings.max_new_tokens)
     prompt = fit_chat(pair.tokenizer, request.messages, limit)
@@ -340,7 +340,7 @@ def answer(pair: Pair, request: Request) -> int:
 
 def _measured(pair: Pair, request: Request, progress: Progress) -> Request:
     """The request, with K fixed where what passes cost cannot be measured."""
-    from core.calibration import costs_if_any
+    from core.engine.calibration import costs_if_any
 
     progress("Measuring what passes cost", None)
     pair.costs = costs_if_any(pair, progress)

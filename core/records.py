@@ -180,7 +180,9 @@ class Settings:
     # K, 0 (plain) to 16. On a CPU a pass over four rows costs about what one row costs, a fifth row
     # costs more (docs/LOG.md).
     num_draft_tokens: int = 3
-    auto_draft_tokens: bool = False  # K is chosen before each round, num_draft_tokens at most (core.auto_k)
+    auto_draft_tokens: bool = (
+        False  # K is chosen before each round, num_draft_tokens at most (core.engine.auto_k)
+    )
     max_new_tokens: int = 512
     stop: tuple[str, ...] = ()
     seed: int = 0  # 0 to 2**63 - 1

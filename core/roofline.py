@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from core import fake_pairs, nf4_dispatch
-from core.auto_k import MOST
 from core.cards import Card
+from core.engine.auto_k import MOST
 from core.fake_card import Counts, FakeCard
 from core.figures.costs import Costs
 from core.models.key_blocks import KEY_BLOCK, PARTS

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from core import device_rule
-from core.auto_k import MOST
 from core.drafters.model import ModelDrafter
-from core.engine import Engine
+from core.engine import device_rule
+from core.engine.auto_k import MOST
+from core.engine.loop import Engine
 from core.models.decoder import Decoder
 from core.models.linear.checks import product_dependence
 from core.models.linear.forms import maker

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from core import device_rule
-from core.engine import Engine
+from core.engine import device_rule
+from core.engine.loop import Engine
 from core.figures.metrics import expected_tokens
 from core.pairs.pair import Pair
 from core.records import Fate, Round, Settings

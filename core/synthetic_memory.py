@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.models.memory import release
 from core.pairs.pair import Pair
 from core.records import Reply, Settings
@@ -40,7 +40,7 @@ def full_memory(pair: Pair, ids: Sequence[int], tokens: int = 8) -> Full:
     if not on_card:
         target.full = True
     # What was raised would go to the log; the sentence is all that a person is to see.
-    with mock.patch.object(logging.getLogger("core.engine"), "disabled", True):
+    with mock.patch.object(logging.getLogger("core.engine.loop"), "disabled", True):
         sentence = _reply(engine, ids, tokens).error
     if on_card:
         held.clear()

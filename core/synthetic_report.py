@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 
 from core import nf4_dispatch, roofline
-from core.auto_k import MOST
 from core.cards import Card
 from core.drafters.auto import AutoDrafter
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
+from core.engine.auto_k import MOST
 from core.figures.costs import Costs
 from core.figures.metrics import expected_tokens
 from core.models import rows as row_test

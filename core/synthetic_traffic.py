@@ -16,7 +16,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.pairs.pair import Pair
 from core.records import Settings
 

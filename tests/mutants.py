@@ -194,57 +194,57 @@ MUTANTS = [
     ),
     Mutant(
         "device tree: a sibling is held against p itself",
-        "device_tree.py",
+        "engine/device_tree.py",
         "left = torch.where(refused, rest / mass, left)",
         "pass",
     ),
     Mutant(
         "device tree: all siblings refused: a draw from p",
-        "device_tree.py",
+        "engine/device_tree.py",
         "torch.cat([left, before[count:]]).index_select(0, stands)",
         "before.index_select(0, stands)",
     ),
     Mutant(
         "device tree: a sibling has the first one's q",
-        "device_tree.py",
+        "engine/device_tree.py",
         "q, there = torch.cat(qs), torch.cat(filled)",
         "q, there = torch.cat([row.p] * width), torch.cat(filled)",
     ),
-    Mutant("device tree: accept if u·q ≤ p", "device_tree.py", "(u * q_x < p_x)", "(u * q_x <= p_x)"),
-    Mutant("device tree: an empty place is tried", "device_tree.py", "kept = there & (u", "kept = (u"),
+    Mutant("device tree: accept if u·q ≤ p", "engine/device_tree.py", "(u * q_x < p_x)", "(u * q_x <= p_x)"),
+    Mutant("device tree: an empty place is tried", "engine/device_tree.py", "kept = there & (u", "kept = (u"),
     Mutant(
         "device tree: siblings share a draw",
-        "device_tree.py",
+        "engine/device_tree.py",
         "(taken + tests).flatten()",
         "(taken + tests - places).flatten()",
     ),
     Mutant(
         "device tree: the target's own draw is the last test's",
-        "device_tree.py",
+        "engine/device_tree.py",
         "torch.where(leaf, at + 1, tried)",
         "torch.where(leaf, at, tried - 1).clamp_min(0)",
     ),
     Mutant(
         "device tree: draws of candidates are used again",
-        "device_figures.py",
+        "engine/device_figures.py",
         "return taken + sum(len(tried)",
         "return sum(len(tried)",
     ),
     Mutant(
         "device tree: what is left of a candidate's q is not normalised",
-        "device_tree.py",
+        "engine/device_tree.py",
         "torch.where(mass > 0, left / mass, left))",
         "left)",
     ),
     Mutant(
         "device tree: the penalty sees an uncle",
-        "device_tree.py",
+        "engine/device_tree.py",
         "rows.append(seen_behind(rows[-1],",
         "rows.append(seen_behind(rows[-1].any(0)[None],",
     ),
     Mutant(
         "device tree: empty places are overlooked where a branch is brought together",
-        "engine.py",
+        "engine/loop.py",
         "[played.rows[token.index] for",
         "[1 + token.index for",
     ),
@@ -268,7 +268,7 @@ MUTANTS = [
     ),
     Mutant(
         "a tree's rows are children of the root",
-        "rounds.py",
+        "engine/rounds.py",
         "0 if p.parent is None else p.parent + 1 for p",
         "0 for p",
     ),
@@ -329,13 +329,13 @@ MUTANTS = [
     ),
     Mutant(
         "a tree takes one place past the context",
-        "rounds.py",
+        "engine/rounds.py",
         "places >= target.tree_room(cache)",
         "places > target.tree_room(cache)",
     ),
     Mutant(
         "a refused end of text ends the reply",
-        "engine.py",
+        "engine/loop.py",
         "tokens |= self._unkept(played, index, verdict.figures)\n                    continue",
         "tokens |= self._unkept(played, index, verdict.figures)\n"
         "                    if outcome.id not in self._pair.end_ids:\n"
@@ -345,7 +345,7 @@ MUTANTS = [
     ),
     Mutant(
         "a stop string is tested before the end id",
-        "transcript.py",
+        "engine/transcript.py",
         """if token_id in self._end_ids:
             self.finish_reason = "eos_token"
         elif stopped:
@@ -375,7 +375,7 @@ MUTANTS = [
     ),
     Mutant(
         "batched: of equal ids top-k keeps any",
-        "device_rule.py",
+        "engine/device_rule.py",
         "columns = largest(scaled, settings.top_k)",
         "columns = scaled.flip(-1).topk(settings.top_k).indices.mul(-1).add(width - 1)",
     ),
@@ -387,7 +387,7 @@ MUTANTS = [
     ),
     Mutant(
         "the rows of an accepted branch are not gathered",
-        "engine.py",
+        "engine/loop.py",
         "caches.cache.keep(before, [0, *path])",
         "pass",
     ),
@@ -404,13 +404,19 @@ MUTANTS = [
         "return proposals",
     ),
     Mutant(
-        "target's cache one too long", "reuse.py", "self.cache.crop(length)", "self.cache.crop(length + 1)"
+        "target's cache one too long",
+        "engine/reuse.py",
+        "self.cache.crop(length)",
+        "self.cache.crop(length + 1)",
     ),
     Mutant(
-        "target's cache one too short", "reuse.py", "self.cache.crop(length)", "self.cache.crop(length - 1)"
+        "target's cache one too short",
+        "engine/reuse.py",
+        "self.cache.crop(length)",
+        "self.cache.crop(length - 1)",
     ),
-    Mutant("draft's cache one too long", "reuse.py", "state.crop(length)", "state.crop(length + 1)"),
-    Mutant("draft never rolled back", "reuse.py", "state.crop(length)", "pass"),
+    Mutant("draft's cache one too long", "engine/reuse.py", "state.crop(length)", "state.crop(length + 1)"),
+    Mutant("draft never rolled back", "engine/reuse.py", "state.crop(length)", "pass"),
     Mutant(
         "draft reads only the last id",
         "drafters/model.py",
@@ -419,31 +425,31 @@ MUTANTS = [
     ),
     Mutant(
         "a kept prefix one id too long",
-        "reuse.py",
+        "engine/reuse.py",
         "            return index",
         "            return index + 1",
     ),
     Mutant(
         "a kept prefix with drafts that did not stand",
-        "reuse.py",
+        "engine/reuse.py",
         "kept.crop(shared[best])",
         "kept.crop(shared[best] + 1)",
     ),
     Mutant(
         "a copied prefix of another length",
-        "reuse.py",
+        "engine/reuse.py",
         "self.cache.fork(length)",
         "self.cache.fork(length - 1)",
     ),
     Mutant(
         "the penalty looks one id ahead",
-        "rounds.py",
+        "engine/rounds.py",
         "index = row - 1 if row else None",
         "index = row if row < len(proposals) else row - 1 if row else None",
     ),
     Mutant(
         "the penalty does not see the drafts",
-        "rounds.py",
+        "engine/rounds.py",
         "return ids + path[::-1]",
         "return ids",
     ),
@@ -461,25 +467,25 @@ MUTANTS = [
     ),
     Mutant(
         "a round that is played again takes other draws",
-        "rounds.py",
+        "engine/rounds.py",
         "begin(again=self._broken_off)",
         "begin(again=False)",
     ),
     Mutant(
         "a round that is played again reads on from where it broke off",
-        "engine.py",
+        "engine/loop.py",
         "self._caches.crop(len(self._transcript.ids) - 1)",
         "pass",
     ),
     Mutant(
         "an accepted end does not end",
-        "engine.py",
+        "engine/loop.py",
         "if self._transcript.finish_reason:\n                    break",
         "if False:\n                    break",
     ),
     Mutant(
         "one token too many",
-        "engine.py",
+        "engine/loop.py",
         "self._settings.max_new_tokens - self._transcript.emitted - 1",
         "self._settings.max_new_tokens - self._transcript.emitted",
     ),
@@ -495,60 +501,68 @@ MUTANTS = [
         "rotation = self.rotations[start:end]",
         "rotation = self.rotations[start + (rows > 1) : end + (rows > 1)]",
     ),
-    Mutant("batched: accept if u·q ≤ p", "device_rule.py", "(u * q_x < p_x)", "(u * q_x <= p_x)"),
-    Mutant("batched: accept greedily: u < p, whatever q", "device_rule.py", "(u * q_x < p_x)", "(u < p_x)"),
+    Mutant("batched: accept if u·q ≤ p", "engine/device_rule.py", "(u * q_x < p_x)", "(u * q_x <= p_x)"),
+    Mutant(
+        "batched: accept greedily: u < p, whatever q", "engine/device_rule.py", "(u * q_x < p_x)", "(u < p_x)"
+    ),
     Mutant(
         "batched: a draft counts after one that failed",
-        "device_rule.py",
+        "engine/device_rule.py",
         "(inside & (u * q_x < p_x)).long().cumprod(0).sum()",
         "(inside & (u * q_x < p_x)).long().sum()",
     ),
-    Mutant("batched: residual |p - q|", "device_rule.py", "- row_q).clamp_min_(0)", "- row_q).abs_()"),
+    Mutant("batched: residual |p - q|", "engine/device_rule.py", "- row_q).clamp_min_(0)", "- row_q).abs_()"),
     Mutant(
-        "batched: residual without its weight", "device_rule.py", "torch.where(rejected, weight, one)", "one"
+        "batched: residual without its weight",
+        "engine/device_rule.py",
+        "torch.where(rejected, weight, one)",
+        "one",
     ),
     Mutant(
         "batched: a zero residual draws nothing sensible",
-        "device_rule.py",
+        "engine/device_rule.py",
         "torch.where(left.sum() > 0, left, row_p)",
         "left",
     ),
     Mutant(
         "batched: the residual's draw is u again",
-        "device_rule.py",
+        "engine/device_rule.py",
         "draws.gather(0, used[None])",
         "draws.gather(0, (used - 1).clamp_min(0)[None])",
     ),
     Mutant(
-        "batched: a draw is used twice", "batched.py", "self._draws.use(round_.used)", "self._draws.use(1)"
+        "batched: a draw is used twice",
+        "engine/batched.py",
+        "self._draws.use(round_.used)",
+        "self._draws.use(1)",
     ),
     Mutant(
         "batched: block weights not bounded",
-        "device_rule.py",
+        "engine/device_rule.py",
         "(sums - sums.cummax(0).values.clamp_min(0)).exp()",
         "sums.exp()",
     ),
     Mutant(
         "batched: the penalty does not see the drafts",
-        "batched.py",
+        "engine/batched.py",
         "seen.append(seen_behind(seen[-1], nodes[-1]))",
         "seen.append(seen[-1])",
     ),
     Mutant(
         "batched: the penalty forgets what was committed",
-        "batched.py",
+        "engine/batched.py",
         "self._seen.index_fill_(0, unmarked.long(), True)",
         "pass",
     ),
     Mutant(
         "batched: top-p keeps one id too many",
-        "device_rule.py",
+        "engine/device_rule.py",
         "dropped = p.cumsum(-1) - p >= settings.top_p",
         "dropped = p.cumsum(-1) - p > settings.top_p + p[:, :1]",
     ),
     Mutant(
         "batched: a bad draft row is drafted from",
-        "batched.py",
+        "engine/batched.py",
         "drafts.usable.long().cumprod(0).sum()",
         "torch.ones_like(drafts.usable).long().sum()",
     ),
@@ -561,13 +575,13 @@ MUTANTS = [
     Mutant("card: a dtype forced", "models/linear/products.py", "x.to(self.dtype)", "x.bfloat16()"),
     Mutant(
         "card: a copy too many",
-        "batched.py",
+        "engine/batched.py",
         "sent = self._send([number",
         "self._send([0.0])\n        sent = self._send([number",
     ),
     Mutant(
         "card: a wait too many",
-        "batched.py",
+        "engine/batched.py",
         'clock.mark("scored")',
         'clock.mark("scored")\n        raw.amax().item()',
     ),
@@ -603,7 +617,7 @@ MUTANTS = [
     ),
     Mutant(
         "card: a trimmed head's ids stay with the host",
-        "batched.py",
+        "engine/batched.py",
         "None if head is None else head.to(self._device)",
         "head",
     ),

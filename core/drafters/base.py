@@ -73,7 +73,8 @@ Step = Callable[[torch.Tensor], torch.Tensor]
 
 
 class DeviceDrafter(Drafter, Protocol):
-    """A drafter whose models can be fed where they are (``core.batched``), without a wait for any of it.
+    """A drafter whose models can be fed where they are (``core.engine.batched``), without a wait for any of
+    it.
 
     ``device_models`` are what it runs beside the target, all on one device with it; ``head_ids`` the ids of
     its columns, None where they are 0..n-1.

@@ -1,6 +1,6 @@
 """What passes cost on a machine, and the speed-up that follows from an acceptance.
 
-Numbers alone: ``core.calibration`` measures them. Knows no model and no clock.
+Numbers alone: ``core.engine.calibration`` measures them. Knows no model and no clock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """How many threads torch computes with: chosen by measurement, within what this process may use.
 
 More threads are not always faster: they wait for each other after every product, two on one core share it,
-and a container may be allowed fewer cores than it sees. ``core.calibration`` chooses with a pair's costs and
-keeps the choice beside them. Whoever sets ``OMP_NUM_THREADS`` has chosen: nothing is tried. Knows no model.
+and a container may be allowed fewer cores than it sees. ``core.engine.calibration`` chooses with a pair's
+costs and keeps the choice beside them. Whoever sets ``OMP_NUM_THREADS`` has chosen: nothing is tried. Knows
+no model.
 """
 
 from __future__ import annotations

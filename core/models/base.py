@@ -51,9 +51,9 @@ class Scorer(Protocol):
     A model that can be fed where it is has two members more, without which it runs as others do:
     ``device`` (a ``torch.device``) and ``device_logits(ids, cache)``, which appends ids (n,) int64 that are
     on the device, in one pass, and gives the logits after each, (n, vocabulary) float32, there. It makes
-    the host wait for nothing (``core.batched`` says what would) and gives the same numbers as ``logits``. One
-    that scores trees (``tree_logits(ids, parents, cache)``, ``tree_room(cache)``) has ``device_tree_logits``
-    too, whose ``parents`` are known to the host.
+    the host wait for nothing (``core.engine.batched`` says what would) and gives the same numbers as
+    ``logits``. One that scores trees (``tree_logits(ids, parents, cache)``, ``tree_room(cache)``) has
+    ``device_tree_logits`` too, whose ``parents`` are known to the host.
     """
 
     context_length: int

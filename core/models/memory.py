@@ -35,7 +35,7 @@ LARGE = 1e9
 
 CONTEXT = 4096  # tokens of conversation that a pair should have room for
 # Logits, workspaces of kernels, activations of passes over few rows: per pair. Caches that are kept of other
-# conversations are not counted, for they go where memory ends (``core.engine``).
+# conversations are not counted, for they go where memory ends (``core.engine.loop``).
 OVERHEAD = 400_000_000
 # Rows of a prompt that a card reads in a pass, most first. NF4's weights are unpacked anew for each pass, and
 # read again: 29 GB for a 7B, a fifth of what 1,024 rows take to multiply on a card of 1 TB/s. A pass of more

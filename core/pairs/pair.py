@@ -47,9 +47,9 @@ class Pair:
 
     ``suggested`` holds fields of ``Settings`` that the target's ``generation_config`` names: shown as a
     suggestion, never applied unasked. ``notes`` are sentences to show with the pair. ``costs`` are what its
-    passes take on this machine (``core.calibration``): with them K can be chosen automatically, which begins
-    by expecting ``acceptance``. ``products`` is the evidence by which the forms of its products were chosen,
-    where they were. ``others`` make further ways to draft for the same target, by name.
+    passes take on this machine (``core.engine.calibration``): with them K can be chosen automatically, which
+    begins by expecting ``acceptance``. ``products`` is the evidence by which the forms of its products were
+    chosen, where they were. ``others`` make further ways to draft for the same target, by name.
     """
 
     info: PairInfo

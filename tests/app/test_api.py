@@ -21,7 +21,7 @@ from app import api
 from app.desk import Desk
 from app.loading import Loader, LoadingState
 from app.page import build, launch
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.record.store import Store
 from core.settings import VERIFIERS
 from tests.app.driver import free_port

@@ -17,7 +17,7 @@ from app.desk import Desk
 from app.loading import Loader, LoadingState
 from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab
 from app.pairs_view import facts, question_about_own, running
-from core import calibration
+from core.engine import calibration
 from core.figures.costs import Costs
 from core.models.checkpoint import Checkpoint
 from core.models.errors import LoadError

@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from core import calibration
+from core.engine import calibration
 from core.figures.costs import Costs
 from core.models.errors import LoadError
 from tests.app.toy import PAIR, ToyEngine

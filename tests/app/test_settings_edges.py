@@ -17,7 +17,7 @@ import pytest
 from app import api
 from app.conversation import Refused
 from app.settings_panel import read_settings
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.generate import parse_request
 from core.record.json_lines import json_line, round_row
 from core.records import Settings

@@ -21,7 +21,7 @@ from app.settings_panel import (
     threshold_update,
     tree_update,
 )
-from core.auto_k import MOST
+from core.engine.auto_k import MOST
 from core.records import Settings
 from core.settings import MAX_DRAFT_TOKENS, SettingsError
 from tests.app.toy import ToyEngine

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from app import choosing, starting, zero_gpu
-from core import calibration
+from core.engine import calibration
 from core.figures.costs import Costs
 from core.pairs.spec import PairSpec, embedded_spec
 from core.records import Settings

@@ -26,7 +26,7 @@ import pytest
 from app import zero_gpu
 from app.desk import Desk
 from app.loading import LoadingState
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.record.store import Store
 from core.records import Reply, Round, Settings
 from core.text.detokenise import PromptError

@@ -8,7 +8,7 @@ is chosen automatically grows by one every fourth round. The drafter "ngram" fin
 drifts by 0.12.
 ``pause`` seconds pass in each round; ``gate``, if given, must be set for a reply to go past its
 second round, so that a test can look at a reply in progress without guessing times. The real
-interface is that of ``core.engine``.
+interface is that of ``core.engine.loop``.
 
 Run: ``python -m tests.app.toy [PORT]`` serves the page with it on 127.0.0.1.
 """

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from core import rounds
+from core.engine import rounds
 from core.records import Settings
 from core.verify import sampling, tree
 

@@ -13,7 +13,7 @@ import torch
 
 from core import bench_synthetic, synthetic, synthetic_checks, synthetic_report
 from core.cards import CARDS
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.pairs.catalogue import CATALOGUE
 from core.records import Settings
 from core.roofline import HOST, Asked, Work
@@ -200,7 +200,7 @@ def test_weights_are_counted_as_they_are_held(form, bytes_a_weight):
 
 
 def test_checks_notice_other_maths(monkeypatch):
-    from core import device_rule
+    from core.engine import device_rule
 
     true = device_rule.distributions
     monkeypatch.setattr(

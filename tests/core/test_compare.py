@@ -15,7 +15,7 @@ import pytest
 from core.compare import CompareError, compare, main, prompts_for, report
 from core.drafters.base import Drafting
 from core.drafters.untrained import makers
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.export import write_csv
 from core.models.errors import LoadError
 from core.record import compared
@@ -116,7 +116,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path, monkeypatch, capsys):
 
     toy.generate = interrupted
     monkeypatch.setattr("core.pairs.load.load_pair", lambda spec, say: toy.pair)
-    monkeypatch.setattr("core.engine.Engine", lambda pair: toy)
+    monkeypatch.setattr("core.engine.loop.Engine", lambda pair: toy)
     db = tmp_path / "redline.db"
     assert main(["--drafters", "model", "--prompts", "2", "--max-new-tokens", "8", "--db", str(db)]) == 130
     assert "code, model" in capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.drafters.model import ModelDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.models import decoder as decoder_module
 from core.models import quantize
 from core.models.decoder import KEY_BLOCK, PREFILL_CHUNK, Decoder, KVCache, lean_reason

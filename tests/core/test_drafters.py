@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from core.drafters.model import ModelDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.records import Fate, Settings
 from tests.core.toys import ToyDecoder, table, toy_pair
 

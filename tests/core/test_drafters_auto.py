@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.drafters.auto import LONG_MATCH, AutoDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.figures.metrics import summarize
 from core.records import Settings
 from tests.core.toys import path, table, toy_pair

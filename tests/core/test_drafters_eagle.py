@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from core.auto_k import MOST
 from core.bench_run import time_passes
-from core.calibration import measure
+from core.engine.auto_k import MOST
+from core.engine.calibration import measure
 from core.records import Settings
 from core.verify.sampling import distributions
 from tests.core.tiny import held

@@ -9,10 +9,10 @@ import pytest
 
 from core.drafters.recycling import RecyclingDrafter
 from core.drafters.untrained import makers
-from core.engine import Engine
+from core.engine.loop import Engine
+from core.engine.rounds import is_chain
 from core.models.transformers_decoder import TransformersDecoder
 from core.records import Settings
-from core.rounds import is_chain
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import table, toy_pair
 

@@ -16,7 +16,7 @@ from core.drafters.ngram import LEAST_MATCH, Lookup, NgramDrafter
 from core.drafters.recycling import RecyclingDrafter, Table
 from core.drafters.suffix import SuffixAutomaton
 from core.drafters.untrained import makers
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.figures.metrics import summarize
 from core.records import Fate, Settings
 from core.text.detokenise import PromptError

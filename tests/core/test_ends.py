@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from core.engine.transcript import Transcript
 from core.models.checkpoint import inspect
 from core.models.ends import end_ids, gguf_ends
 from core.pairs.general import _end_ids
 from core.pairs.plan import plan_models
 from core.pairs.spec import PairSpec
-from core.transcript import Transcript
 from tests.core.models_on_disk import SPECIAL, TEMPLATE, tokenizer, write_gguf, write_model
 
 END, START, CLOSE = range(3)  # "<|end|>", "<|im_start|>", "<|im_end|>"

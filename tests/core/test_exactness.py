@@ -18,7 +18,7 @@ from itertools import product
 import pytest
 import torch
 
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.figures.costs import Costs
 from core.records import EMITTED, Settings
 from core.verify.sampling import distribution, distributions

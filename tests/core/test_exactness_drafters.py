@@ -13,7 +13,7 @@ from core.drafters.auto import AutoDrafter
 from core.drafters.early_exit import EarlyExitDrafter
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.figures.costs import Costs
 from core.records import EMITTED, Fate, Settings
 from core.text.chat import encode_chat

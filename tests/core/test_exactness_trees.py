@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 import torch
 
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.figures.costs import Costs
 from core.pairs.pair import Pair
 from core.records import Fate, Settings

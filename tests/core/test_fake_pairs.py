@@ -60,7 +60,7 @@ def test_a_round_of_every_drafter_and_verifier(bench, name, verifier):
     k = 0 if name == "plain" else 2
     counts = bench.round(name, num_draft_tokens=k, verifier=verifier)
     assert counts.launches > 30
-    if verifier != "typical":  # on the device: core.batched
+    if verifier != "typical":  # on the device: core.engine.batched
         assert (counts.uploads, counts.downloads, counts.waits) == (1, 1, 1)
 
 

@@ -8,7 +8,7 @@ import weakref
 import pytest
 import torch
 
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.models import kv_cache, memory
 from core.models.decoder import Decoder
 from core.models.key_blocks import KEY_BLOCK, PARTS, held_positions

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from core import calibration
-from core.engine import Engine
+from core.engine import calibration
+from core.engine.loop import Engine
 from core.figures.costs import Costs
 from core.figures.metrics import FIGURE_NAMES
 from core.generate import InputError, main, parse_request, read_messages

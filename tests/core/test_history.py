@@ -14,7 +14,7 @@ from core.drafters.early_exit import EarlyExitDrafter
 from core.drafters.names import DRAFTERS
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.pairs.pair import Pair
 from core.records import Settings
 from tests.core.toy_drafts import toy_drafts_pair

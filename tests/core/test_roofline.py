@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from core import bench, bench_roofline, cards, fake_pairs, nf4_dispatch, roofline, roofline_here
-from core.auto_k import MOST
 from core.cards import Card
+from core.engine.auto_k import MOST
 from core.figures.metrics import expected_tokens
 from core.models.memory import size_of
 from core.pairs.catalogue import CATALOGUE

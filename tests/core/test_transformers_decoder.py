@@ -10,7 +10,7 @@ import torch
 from transformers import BloomConfig, T5Config, T5ForConditionalGeneration
 
 from core.drafters.model import ModelDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.models.errors import LoadError
 from core.models.rows import row_dependence
 from core.models.transformers_decoder import (

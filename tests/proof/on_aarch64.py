@@ -18,7 +18,7 @@ import torch  # isort: skip
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast  # noqa: F401  (what it lacks is told at once, not at the end)
 
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.pairs.load import load_embedded
 from core.pairs.pair import Pair
 from core.records import Settings

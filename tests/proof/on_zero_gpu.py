@@ -86,7 +86,7 @@ def main() -> None:
     from app import api, zero_gpu
     from app.desk import Desk
     from app.loading import LoadingState
-    from core.engine import Engine
+    from core.engine.loop import Engine
     from core.pairs.load import load_pair
     from core.pairs.spec import PairSpec
     from core.record.store import Store

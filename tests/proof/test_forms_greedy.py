@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.models.embedded import DRAFTS
 from core.models.linear import evidence, forms
 from core.models.linear.findings import Found

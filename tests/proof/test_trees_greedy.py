@@ -11,7 +11,7 @@ import os
 
 import pytest
 
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.records import Settings
 from core.text.chat import encode_chat
 from core.text.prompts import load_prompts

@@ -34,7 +34,7 @@ def main() -> None:
     if "mac" in sys.argv[1:]:
         take_away_what_a_mac_lacks()
     from core.distill.corpus import Chat
-    from core.engine import Engine
+    from core.engine.loop import Engine
     from core.fidelity import FLOAT, fidelity, load_weights
     from core.models.memory import choose_dtype
     from core.pairs.load import load_embedded

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
 
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.models import by_layer, card, quantize
 from core.models.decoder import Decoder
 from core.models.errors import LoadError

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core.drafters.base import Drafting
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.machine.home import home
 from core.models.embedded import DRAFTS
 from core.models.key_blocks import KEY_BLOCK

@@ -11,7 +11,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, LlamaTokenizer, PreTrainedTokenizerFast
 
-from core.reuse import common_prefix
+from core.engine.reuse import common_prefix
 from core.text.chat import BLOCKS, encode_chat, fit_chat, prompt_limit
 from core.text.detokenise import PromptError, decode
 from core.text.history import flatten_history

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from core.engine.transcript import Transcript
 from core.text.detokenise import (
     REPLACEMENT,
     Detokenizer,
@@ -18,7 +19,6 @@ from core.text.detokenise import (
     label,
     shown_alone,
 )
-from core.transcript import Transcript
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.drafters.recycling import RecyclingDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.figures.metrics import summarize
 from core.records import Fate, Settings
 from core.settings import LOSSY, VERIFIERS, SettingsError, parse_settings

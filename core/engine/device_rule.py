@@ -3,7 +3,7 @@
 The maths is that of ``core.verify.sampling``, over whole rows and for all positions at once, in the same
 dtypes: one filter chain, q in float32, draws, ratios and residuals in float64. Pure functions of tensors,
 whose shapes depend on those that came in alone: nothing here makes the host wait for a device
-(``core.batched`` says what would). Knows no model, cache or record.
+(``core.engine.batched`` says what would). Knows no model, cache or record.
 """
 
 from __future__ import annotations

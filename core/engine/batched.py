@@ -4,8 +4,8 @@ The draws are made before the round and sent ahead. Drafts feed the next step as
 verification and the target's own draw follow without a look at any of them; all that the record keeps comes
 to the host as one tensor. The maths is that of ``core.verify.sampling``, over whole rows and for all
 positions at once, in the same dtypes: one filter chain, q in float32, draws, ratios and residuals in float64.
-Draws that a round turns out not to need are the next round's, so that a seed gives the reply ``core.rounds``
-gives, up to rounding.
+Draws that a round turns out not to need are the next round's, so that a seed gives the reply
+``core.engine.rounds`` gives, up to rounding.
 
 Nothing here may make the host wait but the one transfer: no ``item``, no branch on a tensor, no mask that
 chooses how many, no copy from memory that is not pinned. Shapes depend on K and on the length of the
@@ -22,20 +22,20 @@ from itertools import compress, pairwise
 import torch
 from torch.nn import functional as F
 
-from core.device_figures import ChainRound, TreeRound, entropy, packed, unpacked
-from core.device_rule import Rows, distributions, judge
-from core.device_tree import Candidates, branch_rows, judge_tree, seen_along, seen_behind, siblings
 from core.drafters.auto import AutoDrafter, Both
 from core.drafters.base import Drafter, Step
 from core.drafters.names import TREE_DRAFTERS
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import SUCCESSORS, RecyclingDrafter, likeliest
+from core.engine.device_figures import ChainRound, TreeRound, entropy, packed, unpacked
+from core.engine.device_rule import Rows, distributions, judge
+from core.engine.device_tree import Candidates, branch_rows, judge_tree, seen_along, seen_behind, siblings
+from core.engine.reuse import Kept
+from core.engine.rounds import Played, Uniform, tree_width
 from core.models.base import Cache
 from core.models.tree_walk import along_a_branch
 from core.pairs.pair import Pair
 from core.records import EXACT_VERIFIERS, Settings
-from core.reuse import Kept
-from core.rounds import Played, Uniform, tree_width
 
 CERTAIN = (NgramDrafter, RecyclingDrafter)  # draw nothing: what they propose is known before a round
 
@@ -112,7 +112,7 @@ class Drafts:
 
 
 class Batched:
-    """Plays the rounds of one reply (``core.rounds.Way``) on the device of the pair's models."""
+    """Plays the rounds of one reply (``core.engine.rounds.Way``) on the device of the pair's models."""
 
     def __init__(self, pair: Pair, settings: Settings, uniform: Uniform):
         self._target = pair.target
@@ -183,7 +183,8 @@ class Batched:
     def launch(
         self, ids: Sequence[int], turn: Turn, caches: Kept, clock: _Clock | None = None
     ) -> torch.Tensor:
-        """Starts a round on the device; its figures as one float64 tensor there (``core.device_figures``).
+        """Starts a round on the device; its figures as one float64 tensor there
+        (``core.engine.device_figures``).
 
         Waits for nothing, however far the device has got.
         """

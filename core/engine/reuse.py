@@ -79,7 +79,7 @@ class KeptCaches:
     def take(self, ids: Sequence[int]) -> Kept:
         """A sequence that holds a beginning of ``ids`` (perhaps nothing), for the caller alone.
 
-        At most all but the last of ``ids``, which the first round reads (``core.engine``).
+        At most all but the last of ``ids``, which the first round reads (``core.engine.loop``).
         """
         shared = [min(common_prefix(kept.ids, ids), len(ids) - 1) for kept in self._kept]
         best = max(range(len(shared)), key=lambda i: (shared[i], i), default=None)

@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from core import calibration
-from core.auto_k import AutoK
 from core.drafters.ngram import NgramDrafter
+from core.engine import calibration
+from core.engine.auto_k import AutoK
 from core.figures.costs import Costs
 from core.machine.home import home
 from tests.core.test_decoder import pair_of

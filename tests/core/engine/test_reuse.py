@@ -9,9 +9,9 @@ import torch
 
 from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
+from core.engine.reuse import MAX_KEPT, KeptCaches, common_prefix
 from core.records import Settings
-from core.reuse import MAX_KEPT, KeptCaches, common_prefix
 from tests.core.test_decoder import IDS, pair_of
 from tests.core.tiny import as_decoder, tiny_llama
 from tests.core.toys import ToyDecoder, table, toy_pair

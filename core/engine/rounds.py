@@ -1,7 +1,7 @@
 """The passes and verdicts of one round, for the engine, which commits them; here one step at a time.
 
 A ``Way`` plays a round: drafts, scores and judges. ``Stepwise`` brings every row of logits to the CPU and
-looks at a position only when it is reached: the way of a CPU. ``core.batched`` does the same on a
+looks at a position only when it is reached: the way of a CPU. ``core.engine.batched`` does the same on a
 card, where each look would cost a wait. Both give the same figures and use the same draws in the same order.
 
 Knows caches and models by their protocols; no transcript, no tokenizer, no record of a whole reply.
@@ -18,10 +18,10 @@ from typing import Protocol
 import torch
 
 from core.drafters.names import TREE_DRAFTERS
+from core.engine.reuse import Kept
 from core.models.base import Cache, Scorer
 from core.pairs.pair import Pair
 from core.records import Settings
-from core.reuse import Kept
 from core.settings import LOSSY
 from core.verify.lossy import lossy
 from core.verify.sampling import (

@@ -13,16 +13,16 @@ from collections import Counter
 import pytest
 import torch
 
-from core.batched import Batched
 from core.bench_synthetic import Watch
 from core.drafters.auto import AutoDrafter
 from core.drafters.early_exit import EarlyExitDrafter
-from core.engine import Engine
+from core.engine.batched import Batched
+from core.engine.loop import Engine
 from core.models.decoder import Decoder
 from core.pairs.pair import Pair
 from core.records import Fate, Settings
-from tests.core.test_batched import SETTINGS, Letters, assert_alike, play
-from tests.core.test_batched_trees import LONG
+from tests.core.engine.test_batched import SETTINGS, Letters, assert_alike, play
+from tests.core.engine.test_batched_trees import LONG
 from tests.core.toy_drafts import toy_drafts_pair
 
 DRAFTERS = ("eagle", "medusa", "early-exit")

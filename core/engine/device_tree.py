@@ -1,10 +1,10 @@
 """Trees on tensors whose shapes depend on K and the width alone: candidates, verification, the branch kept.
 
 What ``core.verify.tree`` does node by node, for all nodes at once and without a look at any number
-(``core.batched``). A tree of ``count`` positions has ``width`` places for candidates at each, of which the
-first ones are filled, and goes on behind the first of them (``core.models.tree_walk.along_a_branch``): its
-rows are that of the last committed id, then those of the first position's candidates, and so on, empty places
-among them. A place that is empty has nothing behind it and is never tried.
+(``core.engine.batched``). A tree of ``count`` positions has ``width`` places for candidates at each, of which
+the first ones are filled, and goes on behind the first of them (``core.models.tree_walk.along_a_branch``):
+its rows are that of the last committed id, then those of the first position's candidates, and so on, empty
+places among them. A place that is empty has nothing behind it and is never tried.
 
 So each position that is reached on the way of the first candidates was reached by one test a position before
 it, and the test of place s at position d is the d + s th of the round: which draw it takes is known ahead.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
-from core.device_rule import Rows, draw, largest
+from core.engine.device_rule import Rows, draw, largest
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What a pair's passes cost on this machine, measured once and kept: ``core.auto_k`` decides by it.
+"""What a pair's passes cost on this machine, measured once and kept: ``core.engine.auto_k`` decides by it.
 
 The least of a few timings of each pass is taken: what a machine does beside only adds to it. Kept in the
 user's cache folder by the pair's weights and forms, the device and the versions, so that later starts decide
@@ -7,7 +7,7 @@ pair is measured behind a short context; a long one makes all passes dearer and 
 smaller. Where passes take so long that ``BUDGET`` is spent, each is timed once and those of a large K not at
 all: ``Costs.verify`` is then shorter, and K is chosen among those that were measured.
 
-Run: ``python -m core.calibration`` measures the embedded pair anew and prints its costs.
+Run: ``python -m core.engine.calibration`` measures the embedded pair anew and prints its costs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 
 import torch
 
-from core.auto_k import MOST
-from core.engine import Engine
+from core.engine.auto_k import MOST
+from core.engine.loop import Engine
 from core.figures.costs import Costs
 from core.machine.heartbeat import heard
 from core.machine.home import home

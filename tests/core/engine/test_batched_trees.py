@@ -13,10 +13,10 @@ from core.bench_synthetic import Watch
 from core.drafters.auto import AutoDrafter
 from core.drafters.early_exit import EarlyExitDrafter
 from core.drafters.recycling import RecyclingDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.pairs.pair import Pair
 from core.records import Fate, Settings
-from tests.core.test_batched import SETTINGS, Letters, assert_alike, play
+from tests.core.engine.test_batched import SETTINGS, Letters, assert_alike, play
 from tests.core.toy_drafts import toy_drafts_pair
 from tests.core.toys import table, toy_pair
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from core.engine.rounds import Drafted, Verdict, chain, outcome_figures
 from core.records import Fate
-from core.rounds import Drafted, Verdict, chain, outcome_figures
 from core.verify.sampling import TOP, BadLogitsError, Outcome
 
 # Columns of the table that comes to the host, one row a position; then ids and values of the top of p and q.
@@ -86,7 +86,7 @@ class ChainRound:
         return (0 if self.certain else self.drafted) + tested + 1
 
     def verdicts(self) -> Iterator[Verdict]:
-        """As ``core.rounds.Played`` has them."""
+        """As ``core.engine.rounds.Played`` has them."""
         kept, own = self.kept, self.own
         for position in range(min(kept + 1, self.judged)):
             row = self.table[position]
@@ -183,7 +183,7 @@ class TreeRound:
         return taken + sum(len(tried) for _, tried, _ in self._reached()) + 1
 
     def verdicts(self) -> Iterator[Verdict]:
-        """As ``core.rounds.Played`` has them."""
+        """As ``core.engine.rounds.Played`` has them."""
         own, index = self.own, {node: number for number, node in enumerate(self.nodes)}
         for position, (row, tried, kept) in enumerate(self._reached()):
             before = self.table[row]

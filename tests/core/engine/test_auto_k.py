@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from core.auto_k import MOST, PROBE_AFTER, AutoK, usual_k
-from core.engine import Engine
+from core.engine.auto_k import MOST, PROBE_AFTER, AutoK, usual_k
+from core.engine.loop import Engine
 from core.figures.costs import Costs
 from core.figures.metrics import expected_tokens
 from core.records import Fate, Settings, Token

@@ -24,18 +24,18 @@ from typing import TypeVar
 
 import torch
 
-from core.auto_k import AutoK
-from core.batched import Batched
 from core.drafters.base import Drafter
-from core.generation import Underway
+from core.engine.auto_k import AutoK
+from core.engine.batched import Batched
+from core.engine.generation import Underway
+from core.engine.reuse import Kept, KeptCaches
+from core.engine.rounds import Played, Stepwise, Uniform, Verdict, Way
+from core.engine.transcript import Piece, Transcript
 from core.models.errors import is_out_of_memory
 from core.models.memory import release
 from core.pairs.pair import Pair
 from core.records import Fate, Round, Settings, Token
-from core.reuse import Kept, KeptCaches
-from core.rounds import Played, Stepwise, Uniform, Verdict, Way
 from core.text.detokenise import PromptError
-from core.transcript import Piece, Transcript
 from core.verify.sampling import BadLogitsError
 
 log = logging.getLogger(__name__)
@@ -56,9 +56,10 @@ class Engine:
 
     ``uniforms`` makes the draws of a reply from its seed; another source lets them be scripted.
     What was read of earlier prompts and replies is kept and read no second time where a new prompt begins
-    alike (``core.reuse``): of the last reply, and up to ``cache_bytes`` of those before it; 0 keeps nothing.
-    ``batched`` says whether rounds are played on the models' own device with one wait each
-    (``core.batched``) or step by step on the CPU (``core.rounds``); None leaves it to the pair's devices.
+    alike (``core.engine.reuse``): of the last reply, and up to ``cache_bytes`` of those before it; 0 keeps
+    nothing. ``batched`` says whether rounds are played on the models' own device with one wait each
+    (``core.engine.batched``) or step by step on the CPU (``core.engine.rounds``); None leaves it to the
+    pair's devices.
     """
 
     def __init__(

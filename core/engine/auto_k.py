@@ -1,9 +1,9 @@
 """Auto K: before each round, the number of drafts that promises the most tokens per second.
 
-Costs were measured once on this machine (``core.calibration``); acceptance is that of the reply so far, begun
-from a stored prior, so that the same seed gives the same reply. It is told by the overlap of the tested
-positions, which has much less noise than counting what was accepted. K = 0 where drafting does not pay: then
-a single draft is tried now and then, lest a change of the text go unnoticed.
+Costs were measured once on this machine (``core.engine.calibration``); acceptance is that of the reply so
+far, begun from a stored prior, so that the same seed gives the same reply. It is told by the overlap of the
+tested positions, which has much less noise than counting what was accepted. K = 0 where drafting does not
+pay: then a single draft is tried now and then, lest a change of the text go unnoticed.
 
 Exact: K is chosen before a round from what earlier rounds showed, and given all that any K is exact
 (docs/ENGINE.md, rule 7). Knows records and numbers; no model and no clock.

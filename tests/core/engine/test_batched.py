@@ -10,18 +10,18 @@ from collections import Counter
 import pytest
 import torch
 
-from core import device_rule
-from core.batched import Batched, Lookahead
 from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
-from core.engine import Engine
+from core.engine import device_rule
+from core.engine.batched import Batched, Lookahead
+from core.engine.loop import Engine
+from core.engine.reuse import Kept
 from core.figures.costs import Costs
 from core.models.transformers_decoder import TransformersDecoder
 from core.pairs.pair import Pair
 from core.records import Fate, Settings
-from core.reuse import Kept
 from core.synthetic import SMALL, random_decoder, scripted_pair
 from core.synthetic_traffic import Watch
 from core.verify import sampling

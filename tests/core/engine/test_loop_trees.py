@@ -11,7 +11,7 @@ import torch
 
 from core.drafters.ngram import NgramDrafter
 from core.drafters.recycling import RecyclingDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.records import Fate, Settings
 from core.verify.sampling import Distribution, Proposal
 from tests.core.builders import assert_identities

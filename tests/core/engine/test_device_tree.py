@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from core import device_rule, device_tree
+from core.engine import device_rule, device_tree
 from core.records import Fate, Settings
 from core.verify.sampling import BadLogitsError, distributions
 from core.verify.tree import along_branch, siblings, verify_tree

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core.drafters.model import ModelDrafter
-from core.engine import Engine
+from core.engine.loop import Engine
 from core.figures import metrics
 from core.models.decoder import PREFILL_CHUNK
 from core.records import EMITTED, Fate, Settings

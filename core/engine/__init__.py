@@ -1,0 +1,1 @@
+"""The engine: draft, verify, commit, round by round until the reply ends."""
