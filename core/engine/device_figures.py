@@ -202,7 +202,8 @@ class TreeRound:
 
 def all_kept(length: int, id: int, count: int, width: int = 1) -> torch.Tensor:
     """Figures (length,) of a round with ``count`` drafts of ``id`` that all stand, each the first of
-    ``width`` candidates, as ``Batched.launch`` has them: for rounds without numbers (``core.fake_card``)."""
+    ``width`` candidates, as ``Batched.launch`` has them: for rounds without numbers
+    (``core.bench.fake_card``)."""
     numbers, rows, columns = torch.ones(length, dtype=torch.float64), count * width + 1, len(COLUMNS)
     start = length - len(OWN) - rows * (columns + 4 * TOP)  # before it what a drafter learns from
     numbers[:start] = numbers[start : start + rows * columns : columns] = id

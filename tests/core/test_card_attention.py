@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn.attention import bias
 
-from core import fake_pairs
-from core.fake_card import CUDA, FakeCard
+from core.bench import fake_pairs
+from core.bench.fake_card import CUDA, FakeCard
 from core.models.card_attention import Attention
 from core.models.kv_cache import DecoderShape, KVCache
 from core.pairs.catalogue import CATALOGUE

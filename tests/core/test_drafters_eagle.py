@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from core.bench_run import time_passes
+from core.bench.run import time_passes
 from core.engine.auto_k import MOST
 from core.engine.calibration import measure
 from core.records import Settings

@@ -10,6 +10,8 @@ from collections import Counter
 import pytest
 import torch
 
+from core.bench.random_pair import SMALL, random_decoder, scripted_pair
+from core.bench.synthetic_traffic import Watch
 from core.drafters.auto import AutoDrafter
 from core.drafters.model import ModelDrafter
 from core.drafters.ngram import NgramDrafter
@@ -22,8 +24,6 @@ from core.figures.costs import Costs
 from core.models.transformers_decoder import TransformersDecoder
 from core.pairs.pair import Pair
 from core.records import Fate, Settings
-from core.synthetic import SMALL, random_decoder, scripted_pair
-from core.synthetic_traffic import Watch
 from core.verify import sampling
 from tests.core.models_on_disk import VOCABULARY, make_model, make_near
 from tests.core.test_drafters import Padded, known

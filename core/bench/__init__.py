@@ -1,0 +1,1 @@
+"""The benchmark: Redline against itself, transformers, llama.cpp and flashspec, in one run."""
