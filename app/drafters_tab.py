@@ -17,12 +17,12 @@ from typing import Any
 
 import gradio as gr
 
-from app import zero_gpu
 from app.compared_view import progress, result, rule_name, title
 from app.desk import NOT_DRAFTING, Desk
 from app.events import AT_ONCE, PRIVATE
 from app.exports import USUAL, Exports
-from app.loading import LoadingState
+from app.serving import zero_gpu
+from app.serving.loading import LoadingState
 from core.compare import MAX_PROMPTS, CompareError, Step, compare, prompts_for
 from core.drafters.names import title as drafter_title
 from core.record.compared import PLAIN, Comparison

@@ -16,11 +16,11 @@ import traceback
 from collections.abc import MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
-from app.options import LaunchError, Options, parse_options
+from app.serving.options import LaunchError, Options, parse_options
 from core.models import network
 
 if TYPE_CHECKING:
-    from app.loading import Loader
+    from app.serving.loading import Loader
 
 PORTS_TO_TRY = 100
 NOT_OURS = (errno.EADDRNOTAVAIL, 10049)  # the second is what Windows says
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if sentence:
         print(sentence, flush=True)
     settle_environment(os.environ, port, options.host)
-    from app.starting import begin
+    from app.serving.starting import begin
 
     loader = begin(options.pair)
     status = _serve(options, port, loader)

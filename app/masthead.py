@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from app.display import as_html
-from app.loading import LoadingState
+from app.serving.loading import LoadingState
 from core.records import PairInfo
 
 LOGO = (Path(__file__).resolve().parent.parent / "assets" / "logo.svg").read_text("utf-8")

@@ -13,11 +13,9 @@ from typing import Any
 
 import gradio as gr
 
-from app import choosing, zero_gpu
 from app.desk import Desk
 from app.display import as_html
 from app.events import AT_ONCE, PRIVATE
-from app.loading import LoadingRefused, LoadingState
 from app.masthead import loading_strip, progress_strip
 from app.pairs_view import (
     FORM_NAMES,
@@ -29,6 +27,8 @@ from app.pairs_view import (
     running,
 )
 from app.products_view import products
+from app.serving import choosing, zero_gpu
+from app.serving.loading import LoadingRefused, LoadingState
 from app.watching import watched
 from core.machine.progress import Progress
 from core.models.asked import DEVICES, DTYPES, QUANTIZE

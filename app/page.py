@@ -13,16 +13,16 @@ import gradio as gr
 from app import api
 from app.charts import PLOTLY_SCRIPT
 from app.chat import Chat, is_known
-from app.choosing import offer
 from app.desk import Desk
 from app.domains_tab import DomainsTab
 from app.drafters_tab import DraftersTab
 from app.events import AT_ONCE
-from app.loading import Loader
 from app.masthead import masthead
 from app.models_tab import ModelsTab
-from app.options import Options
-from app.place import place_of_record
+from app.serving.choosing import offer
+from app.serving.loading import Loader
+from app.serving.options import Options
+from app.serving.place import place_of_record
 from app.settings_panel import SettingsPanel
 from core.record.store import Store
 

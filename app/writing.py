@@ -12,8 +12,8 @@ import logging
 import threading
 from typing import Any
 
-from app import zero_gpu
 from app.answer import Answer
+from app.serving import zero_gpu
 from core.record.store import Store
 
 log = logging.getLogger(__name__)

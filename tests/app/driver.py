@@ -8,8 +8,8 @@ from pathlib import Path
 from playwright.sync_api import BrowserContext, ViewportSize, expect
 
 from app.desk import Desk
-from app.loading import Loader
 from app.page import build, launch
+from app.serving.loading import Loader
 from core.record.store import Store
 from tests.app.test_launch import busy_port
 from tests.app.toy import ToyEngine

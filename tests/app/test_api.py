@@ -19,8 +19,8 @@ from gradio_client.exceptions import AppError
 
 from app import api
 from app.desk import Desk
-from app.loading import Loader, LoadingState
 from app.page import build, launch
+from app.serving.loading import Loader, LoadingState
 from core.engine.loop import Engine
 from core.record.store import Store
 from core.settings import VERIFIERS

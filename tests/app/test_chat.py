@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app import zero_gpu
 from app.answer import Answer
 from app.chat import Chat, status
 from app.conversation import FIRST
 from app.desk import Desk
-from app.loading import Loader, LoadingState
+from app.serving import zero_gpu
+from app.serving.loading import Loader, LoadingState
 from app.settings_panel import SettingsPanel
 from app.sheet import READ
 from core.record.store import Store

@@ -15,7 +15,7 @@ from app import desk as desk_module
 from app.api import describe
 from app.conversation import Conversation, Refused
 from app.desk import NOT_RECORDED, NOT_SAID, Desk
-from app.loading import Loader, LoadingState
+from app.serving.loading import Loader, LoadingState
 from core.record.store import Store
 from core.records import Settings
 from core.text.detokenise import PromptError

@@ -16,7 +16,7 @@ import pytest
 from app.desk import Desk
 from app.domains_tab import AXES, NOT_ALONE, NOTHING_YET, DomainsTab, axis_values, narrow, pair_labels
 from app.domains_view import FEW_MARK
-from app.loading import Loader
+from app.serving.loading import Loader
 from core.record.domain_table import choices, default_choice, domain_table
 from core.record.store import Store
 from core.record.stored import reading

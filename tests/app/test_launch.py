@@ -17,7 +17,7 @@ import pytest
 
 from app import launch
 from app.launch import choose_port, settle_environment
-from app.options import LaunchError, parse_options
+from app.serving.options import LaunchError, parse_options
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -137,7 +137,7 @@ def test_how_serving_ends(monkeypatch, capsys, ends_with, status, said, loading)
     page.serve = serve
     monkeypatch.setitem(sys.modules, "app.page", page)
     state = types.SimpleNamespace(loading=loading)
-    monkeypatch.setattr("app.starting.begin", lambda spec: types.SimpleNamespace(state=state))
+    monkeypatch.setattr("app.serving.starting.begin", lambda spec: types.SimpleNamespace(state=state))
     monkeypatch.setattr(launch.os, "_exit", left.append)
     monkeypatch.setattr(launch, "settle_environment", lambda environment, port, host: None)
     assert launch.main([]) == status

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app import choosing, zero_gpu
 from app.desk import Desk
-from app.loading import Loader, LoadingState
 from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab
 from app.pairs_view import facts, question_about_own, running
+from app.serving import choosing, zero_gpu
+from app.serving.loading import Loader, LoadingState
 from core.engine import calibration
 from core.figures.costs import Costs
 from core.models.checkpoint import Checkpoint

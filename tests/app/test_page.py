@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from app import page
-from app.loading import Loader
-from app.options import parse_options
+from app.serving.loading import Loader
+from app.serving.options import parse_options
 from core.record.store import Store
 from tests.core import builders
 

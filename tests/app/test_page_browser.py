@@ -531,7 +531,7 @@ def test_another_pair_is_loaded_while_the_chat_goes_on_and_every_browser_learns_
         engine.pair.suggested = {"temperature": 0.6, "top_k": 20} if spec else {}
         return engine
 
-    monkeypatch.setattr("app.choosing.bytes_to_download", lambda pair: 5_600_000_000)
+    monkeypatch.setattr("app.serving.choosing.bytes_to_download", lambda pair: 5_600_000_000)
     monkeypatch.setattr("app.page.WATCH_SECONDS", 0.5)
     served = serve(load=load)
     one, two = tab(served.url).ready(), tab(served.url).ready()

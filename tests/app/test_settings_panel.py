@@ -6,8 +6,8 @@ import inspect
 import gradio as gr
 import pytest
 
-from app import zero_gpu
-from app.loading import Loader
+from app.serving import zero_gpu
+from app.serving.loading import Loader
 from app.settings_panel import (
     NO_DRAFT,
     NOT_LENT,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from app.conversation import Conversation
 from app.desk import Desk
-from app.loading import LoadingState
+from app.serving.loading import LoadingState
 from core.engine.loop import Engine
 from core.record.store import Store
 from core.records import Settings

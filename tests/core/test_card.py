@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from app import choosing
+from app.serving import choosing
 from core.models import card, memory
 from core.models.errors import LoadError
 from core.models.memory import choose_dtype

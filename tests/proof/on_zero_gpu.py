@@ -83,9 +83,10 @@ def main() -> None:
     import gradio as gr
     from gradio_client import Client
 
-    from app import api, zero_gpu
+    from app import api
     from app.desk import Desk
-    from app.loading import LoadingState
+    from app.serving import zero_gpu
+    from app.serving.loading import LoadingState
     from core.engine.loop import Engine
     from core.pairs.load import load_pair
     from core.pairs.spec import PairSpec

@@ -98,7 +98,8 @@ def test_a_space_installs_and_answers(
     # reload the app for its developer, ends with this and nothing else happens.
     said = log.read_text()
     assert said.count("Traceback") == said.count("package is required to run hot-reloading in Spaces"), said
-    # Case DB-05: a temporary folder is no place that lasts. The page says the same (tests/app/test_place.py).
+    # Case DB-05: a temporary folder is no place that lasts. The page says the same
+    # (tests/app/serving/test_place.py).
     assert "is lost when it restarts" in said
     assert (space.checkout / "data" / "redline.db").exists()
 

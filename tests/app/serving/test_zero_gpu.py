@@ -23,9 +23,9 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app import zero_gpu
 from app.desk import Desk
-from app.loading import LoadingState
+from app.serving import zero_gpu
+from app.serving.loading import LoadingState
 from core.engine.loop import Engine
 from core.record.store import Store
 from core.records import Reply, Round, Settings
@@ -276,7 +276,7 @@ def test_zerogpu_is_there_when_package_and_environment_say_so(monkeypatch, varia
     monkeypatch.setenv("SPACES_ZERO_GPU", variable)
     monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "0")
     monkeypatch.setitem(sys.modules, "spaces", types.SimpleNamespace(GPU=Lender().GPU) if package else None)
-    fresh = importlib.util.module_from_spec(importlib.util.find_spec("app.zero_gpu"))
+    fresh = importlib.util.module_from_spec(importlib.util.find_spec("app.serving.zero_gpu"))
     fresh.__spec__.loader.exec_module(fresh)
     assert fresh.active() is there
     assert os.environ["HF_DEACTIVATE_ASYNC_LOAD"] == str(int(there))  # weights are read in the main thread

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app import choosing, starting, zero_gpu
+from app.serving import choosing, starting, zero_gpu
 from core.engine import calibration
 from core.figures.costs import Costs
 from core.pairs.spec import PairSpec, embedded_spec
@@ -71,7 +71,7 @@ def test_on_zerogpu_nothing_is_measured(embedded_toy, monkeypatch):
 
 
 def test_loading_begins_before_anything_heavy_is_imported():
-    code = "import sys, app.starting, app.launch; print([m for m in sys.modules if m in ('torch', 'gradio')])"
+    code = "import sys, app.serving.starting, app.launch; print([m for m in sys.modules if m in ('torch', 'gradio')])"
     run = subprocess.run([sys.executable, "-c", code], cwd=Path(starting.__file__).parents[1],
                          capture_output=True, text=True)  # fmt: skip
     assert run.stdout.strip() == "[]", run.stderr

@@ -9,8 +9,8 @@ import gradio as gr
 import pytest
 
 from app.desk import Desk
-from app.place import NOT_LASTING, is_lasting, place_of_record
 from app.record_panel import RecordPanel
+from app.serving.place import NOT_LASTING, is_lasting, place_of_record
 from core.record.store import Store, default_path
 
 SPACE = {"SPACE_ID": "someone/redline"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.choosing import FORMS, chosen, needed_bytes
+from app.serving.choosing import FORMS, chosen, needed_bytes
 from core.models.sources import SpecError
 from core.pairs.catalogue import CATALOGUE
 from core.pairs.spec import PairSpec, embedded_spec

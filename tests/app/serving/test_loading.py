@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from app.loading import Loader, LoadingRefused
+from app.serving.loading import Loader, LoadingRefused
 from core.models.errors import LoadError
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from app.loading import LoadingState
+from app.serving.loading import LoadingState
 from core.models import card, checkpoint, memory
 from core.models.checkpoint import is_here
 from core.models.errors import LoadError

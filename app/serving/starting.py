@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from app import zero_gpu
-from app.loading import Loader, Progress
+from app.serving import zero_gpu
+from app.serving.loading import Loader, Progress
 from core.machine.heartbeat import heard
 from core.pairs.load import load_pair, release
 
@@ -28,7 +28,7 @@ def load_engine(spec: PairSpec | None, progress: Progress) -> Any:
     """The engine of ``spec``, or of what this machine suggests where it is None. Raises LoadError."""
     with heard(progress) as say:
         say("Starting PyTorch.", None)
-        from app.choosing import by_machine
+        from app.serving.choosing import by_machine
         from core.engine.loop import Engine
 
         pair = load_pair(spec or by_machine(), say)

@@ -1,0 +1,1 @@
+"""Serving: options, start, loading a pair, ZeroGPU, and where the record lies."""
