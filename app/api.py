@@ -24,7 +24,7 @@ import gradio as gr
 
 from app.conversation import Conversation, Refused
 from app.desk import Desk
-from app.events import SIGN_OF_LIFE_EVERY, TICK
+from app.widgets.events import SIGN_OF_LIFE_EVERY, TICK
 from core.engine.auto_k import usual_k
 from core.records import Settings
 from core.settings import LOSSY, SettingsError, parse_flag, parse_settings

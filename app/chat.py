@@ -16,18 +16,18 @@ import gradio as gr
 
 from app import settings_panel
 from app.answer import Answer
-from app.charts import rounds_value
 from app.conversation import Conversation, Refused
 from app.desk import Desk
-from app.display import as_html
-from app.events import AT_ONCE, PRIVATE, SIGN_OF_LIFE_EVERY, TICK
 from app.figures import ENDINGS, comparison, figures_value
-from app.masthead import loading_strip
 from app.read_view import chat_messages
 from app.serving import choosing, zero_gpu
 from app.serving.loading import LoadingRefused, LoadingState
 from app.settings_panel import SettingsPanel
 from app.sheet import READ, REDLINE, Sheet
+from app.widgets.charts import rounds_value
+from app.widgets.display import as_html
+from app.widgets.events import AT_ONCE, PRIVATE, SIGN_OF_LIFE_EVERY, TICK
+from app.widgets.masthead import loading_strip
 from core.models.memory import gigabytes
 from core.pairs.catalogue import Entry
 from core.settings import SettingsError

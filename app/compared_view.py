@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.display import as_html
 from app.why import UNDEFINED
+from app.widgets.display import as_html
 from core.compare import Step
 from core.drafters.names import DRAFTERS
 from core.record.compared import DOMAINS, PLAIN, SPEEDUP, Comparison, Row, table

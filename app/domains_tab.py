@@ -14,13 +14,13 @@ from collections.abc import Sequence
 
 import gradio as gr
 
-from app.charts import chart_script
 from app.desk import Desk
-from app.display import as_html
 from app.domains_view import CHART, HEAD, MEASURES, RULES, chart_value, table_html
-from app.events import AT_ONCE, PRIVATE
-from app.exports import USUAL, Exports
 from app.why import UNDEFINED
+from app.widgets.charts import chart_script
+from app.widgets.display import as_html
+from app.widgets.events import AT_ONCE, PRIVATE
+from app.widgets.exports import USUAL, Exports
 from core.record.domain_table import (
     PAIR_NAMES,
     Choice,
@@ -48,7 +48,8 @@ ALWAYS_LAST = {**PRIVATE, "trigger_mode": "always_last"}
 class DomainsTab:
     """Lays the comparison out in the current block, a ``gr.Tab`` where there is one; ``mount`` connects it.
 
-    Needs ``app.charts.PLOTLY_SCRIPT`` as a static file and ``assets/domains.css`` beside ``page.css``.
+    Needs ``app.widgets.charts.PLOTLY_SCRIPT`` as a static file and ``assets/domains.css`` beside
+    ``page.css``.
     """
 
     def __init__(self, desk: Desk):

@@ -6,9 +6,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.display import as_html
 from app.figures import decimal, percent
 from app.why import UNDEFINED
+from app.widgets.display import as_html
 from core.figures.intervals import FEW, Interval
 from core.record.domain_table import (
     ALL,

@@ -19,10 +19,10 @@ import gradio as gr
 
 from app.compared_view import progress, result, rule_name, title
 from app.desk import NOT_DRAFTING, Desk
-from app.events import AT_ONCE, PRIVATE
-from app.exports import USUAL, Exports
 from app.serving import zero_gpu
 from app.serving.loading import LoadingState
+from app.widgets.events import AT_ONCE, PRIVATE
+from app.widgets.exports import USUAL, Exports
 from core.compare import MAX_PROMPTS, CompareError, Step, compare, prompts_for
 from core.drafters.names import title as drafter_title
 from core.record.compared import PLAIN, Comparison

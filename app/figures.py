@@ -13,8 +13,8 @@ import gradio as gr
 
 from app.answer import Answer
 from app.conversation import Turn
-from app.display import as_html
 from app.why import UNDEFINED
+from app.widgets.display import as_html
 from core.drafters.names import TREE_DRAFTERS
 
 # The first ones stand two in a row; those in WIDE have a row of their own.

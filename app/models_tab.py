@@ -14,9 +14,6 @@ from typing import Any
 import gradio as gr
 
 from app.desk import Desk
-from app.display import as_html
-from app.events import AT_ONCE, PRIVATE
-from app.masthead import loading_strip, progress_strip
 from app.pairs_view import (
     FORM_NAMES,
     facts,
@@ -29,7 +26,10 @@ from app.pairs_view import (
 from app.products_view import products
 from app.serving import choosing, zero_gpu
 from app.serving.loading import LoadingRefused, LoadingState
-from app.watching import watched
+from app.widgets.display import as_html
+from app.widgets.events import AT_ONCE, PRIVATE
+from app.widgets.masthead import loading_strip, progress_strip
+from app.widgets.watching import watched
 from core.machine.progress import Progress
 from core.models.asked import DEVICES, DTYPES, QUANTIZE
 from core.models.errors import LoadError

@@ -11,19 +11,19 @@ from pathlib import Path
 import gradio as gr
 
 from app import api
-from app.charts import PLOTLY_SCRIPT
 from app.chat import Chat, is_known
 from app.desk import Desk
 from app.domains_tab import DomainsTab
 from app.drafters_tab import DraftersTab
-from app.events import AT_ONCE
-from app.masthead import masthead
 from app.models_tab import ModelsTab
 from app.serving.choosing import offer
 from app.serving.loading import Loader
 from app.serving.options import Options
 from app.serving.place import place_of_record
 from app.settings_panel import SettingsPanel
+from app.widgets.charts import PLOTLY_SCRIPT
+from app.widgets.events import AT_ONCE
+from app.widgets.masthead import masthead
 from core.record.store import Store
 
 ASSETS = Path(__file__).resolve().parent.parent / "assets"

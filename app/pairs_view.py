@@ -5,9 +5,9 @@ Pure functions; all text in them is escaped. Knows no component.
 
 from __future__ import annotations
 
-from app.display import as_html
-from app.masthead import precision
 from app.serving import choosing
+from app.widgets.display import as_html
+from app.widgets.masthead import precision
 from core.drafters.names import title as drafter_title
 from core.engine.auto_k import MOST, AutoK
 from core.figures.costs import Costs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.display import as_html
+from app.widgets.display import as_html
 
 if TYPE_CHECKING:
     from core.models.linear.findings import Evidence, Found

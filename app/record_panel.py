@@ -11,9 +11,9 @@ from collections.abc import Callable
 import gradio as gr
 
 from app.desk import Desk
-from app.display import as_html
-from app.events import AT_ONCE
-from app.exports import Exports
+from app.widgets.display import as_html
+from app.widgets.events import AT_ONCE
+from app.widgets.exports import Exports
 
 TITLE = "<h2 class='margin-title'>The record</h2>"
 

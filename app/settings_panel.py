@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from app.display import as_html
-from app.events import AT_ONCE
 from app.serving import zero_gpu
 from app.serving.loading import Loader, LoadingState
+from app.widgets.display import as_html
+from app.widgets.events import AT_ONCE
 from core.drafters.names import TREE_DRAFTERS, title
 from core.engine.auto_k import MOST, usual_k
 from core.records import DOMAINS, Settings

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import gradio as gr
 
-from app.charts import RoundsChart
 from app.desk import Desk
-from app.display import LATEX_DELIMITERS
 from app.figures import FiguresPanel
 from app.record_panel import RecordPanel
 from app.serving import zero_gpu
 from app.token_view import RedlineView
+from app.widgets.charts import RoundsChart
+from app.widgets.display import LATEX_DELIMITERS
 
 READ, REDLINE = "read", "redline"
 

@@ -1,4 +1,4 @@
-// The script of app/charts.py's component; assets/plotly.js stands in front of it.
+// The script of app/widgets/charts.py's component; assets/plotly.js stands in front of it.
 const plot = element.querySelector('.plot'), note = element.querySelector('.plot-note');
 const HEIGHT = 200;
 plot.style.height = `${HEIGHT}px`;  // once resized, Plotly goes by its element's

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import gradio as gr
 
-from app.charts import PLOTLY_SCRIPT
 from app.desk import Desk
 from app.domains_tab import DomainsTab
 from app.page import ASSETS, theme
 from app.serving.loading import Loader
+from app.widgets.charts import PLOTLY_SCRIPT
 from core.record.store import Store
 from core.records import Round, Settings
 from tests.core.builders import PAIR, record, round_of

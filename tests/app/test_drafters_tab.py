@@ -13,9 +13,9 @@ import pytest
 from app import drafters_tab
 from app.compared_view import progress, result, title
 from app.desk import Desk
-from app.display import as_html
 from app.drafters_tab import ANOTHER, CHANGED, DraftersTab
 from app.serving.loading import LoadingState
+from app.widgets.display import as_html
 from core.compare import Step
 from core.models.errors import LoadError
 from core.record.compared import with_replies

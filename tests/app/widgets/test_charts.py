@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from app.charts import rounds_value
+from app.widgets.charts import rounds_value
 from tests.core.builders import rounds_of
 
 

@@ -17,7 +17,7 @@ import plotly
 from core.records import Fate, Round
 
 PLOTLY_SCRIPT = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 
 def RoundsChart(**kw: object) -> gr.HTML:

@@ -6,7 +6,7 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.exports import FORMS, USUAL, Exports
+from app.widgets.exports import FORMS, USUAL, Exports
 from core.record.store import Store
 from tests.core.builders import record
 

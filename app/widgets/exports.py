@@ -14,7 +14,7 @@ from pathlib import Path
 
 import gradio as gr
 
-from app.events import AT_ONCE, PRIVATE
+from app.widgets.events import AT_ONCE, PRIVATE
 from core.export import ExportError, write_csv
 from core.record.store import Store
 

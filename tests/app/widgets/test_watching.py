@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from app.watching import watched
+from app.widgets.watching import watched
 
 
 def test_what_is_said_comes_as_it_is_said():

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.display import as_html
 from app.serving.loading import LoadingState
+from app.widgets.display import as_html
 from core.records import PairInfo
 
-LOGO = (Path(__file__).resolve().parent.parent / "assets" / "logo.svg").read_text("utf-8")
+LOGO = (Path(__file__).resolve().parents[2] / "assets" / "logo.svg").read_text("utf-8")
 
 
 def precision(quantization: str, dtype: str) -> str:

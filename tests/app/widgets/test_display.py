@@ -10,7 +10,7 @@ import re
 
 import pytest
 
-from app.display import as_html, markdown, show_question, show_reply
+from app.widgets.display import as_html, markdown, show_question, show_reply
 
 
 @pytest.mark.parametrize(
