@@ -22,8 +22,8 @@ from typing import Any
 
 import gradio as gr
 
-from app.conversation import Conversation, Refused
-from app.desk import Desk
+from app.chat.conversation import Conversation, Refused
+from app.chat.desk import Desk
 from app.widgets.events import SIGN_OF_LIFE_EVERY, TICK
 from core.engine.auto_k import usual_k
 from core.records import Settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from app.why import UNDEFINED
+from app.chat.why import UNDEFINED
 from app.widgets.display import as_html
 from core.compare import Step
 from core.drafters.names import DRAFTERS

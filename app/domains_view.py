@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.figures import decimal, percent
-from app.why import UNDEFINED
+from app.chat.figures import decimal, percent
+from app.chat.why import UNDEFINED
 from app.widgets.display import as_html
 from core.figures.intervals import FEW, Interval
 from core.record.domain_table import (

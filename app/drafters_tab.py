@@ -17,8 +17,8 @@ from typing import Any
 
 import gradio as gr
 
+from app.chat.desk import NOT_DRAFTING, Desk
 from app.compared_view import progress, result, rule_name, title
-from app.desk import NOT_DRAFTING, Desk
 from app.serving import zero_gpu
 from app.serving.loading import LoadingState
 from app.widgets.events import AT_ONCE, PRIVATE

@@ -13,7 +13,7 @@ from typing import Any
 
 import gradio as gr
 
-from app.desk import Desk
+from app.chat.desk import Desk
 from app.pairs_view import (
     FORM_NAMES,
     facts,

@@ -11,8 +11,9 @@ from pathlib import Path
 import gradio as gr
 
 from app import api
-from app.chat import Chat, is_known
-from app.desk import Desk
+from app.chat.chat import Chat, is_known
+from app.chat.desk import Desk
+from app.chat.settings_panel import SettingsPanel
 from app.domains_tab import DomainsTab
 from app.drafters_tab import DraftersTab
 from app.models_tab import ModelsTab
@@ -20,7 +21,6 @@ from app.serving.choosing import offer
 from app.serving.loading import Loader
 from app.serving.options import Options
 from app.serving.place import place_of_record
-from app.settings_panel import SettingsPanel
 from app.widgets.charts import PLOTLY_SCRIPT
 from app.widgets.events import AT_ONCE
 from app.widgets.masthead import masthead

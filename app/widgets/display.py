@@ -3,7 +3,7 @@
 Gradio's chat renders Markdown in which HTML counts, so ``List<int>`` would lose its ``<int>``.
 ``show_reply`` keeps a reply's Markdown and makes everything else literal; ``show_question`` makes
 all of a question literal, as typed. Both change only what is displayed: the true texts live in
-``app.conversation``. Pure functions; knows nothing of Gradio's components.
+``app.chat.conversation``. Pure functions; knows nothing of Gradio's components.
 """
 
 from __future__ import annotations

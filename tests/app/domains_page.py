@@ -13,7 +13,7 @@ from pathlib import Path
 
 import gradio as gr
 
-from app.desk import Desk
+from app.chat.desk import Desk
 from app.domains_tab import DomainsTab
 from app.page import ASSETS, theme
 from app.serving.loading import Loader

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from playwright.sync_api import BrowserContext, ViewportSize, expect
 
-from app.desk import Desk
+from app.chat.desk import Desk
 from app.page import build, launch
 from app.serving.loading import Loader
 from core.record.store import Store

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import gradio as gr
 
-from app.card import locate, token_details
-from app.token_view import RedlineView, encode_reply_end, encode_reply_start, encode_round, encode_user
+from app.chat.card import locate, token_details
+from app.chat.token_view import RedlineView, encode_reply_end, encode_reply_start, encode_round, encode_user
 from core.records import Fate, Round, Token
 
 _SCRIPT = (  # (text, monospaced)

@@ -18,7 +18,7 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 from app import api
-from app.desk import Desk
+from app.chat.desk import Desk
 from app.page import build, launch
 from app.serving.loading import Loader, LoadingState
 from core.engine.loop import Engine

@@ -13,7 +13,7 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.desk import Desk
+from app.chat.desk import Desk
 from app.domains_tab import AXES, NOT_ALONE, NOTHING_YET, DomainsTab, axis_values, narrow, pair_labels
 from app.domains_view import FEW_MARK
 from app.serving.loading import Loader

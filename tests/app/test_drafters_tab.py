@@ -11,8 +11,8 @@ import gradio as gr
 import pytest
 
 from app import drafters_tab
+from app.chat.desk import Desk
 from app.compared_view import progress, result, title
-from app.desk import Desk
 from app.drafters_tab import ANOTHER, CHANGED, DraftersTab
 from app.serving.loading import LoadingState
 from app.widgets.display import as_html

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app.desk import Desk
+from app.chat.desk import Desk
 from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab
 from app.pairs_view import facts, question_about_own, running
 from app.serving import choosing, zero_gpu

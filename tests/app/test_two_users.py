@@ -9,8 +9,8 @@ import threading
 from pathlib import Path
 from types import SimpleNamespace
 
-from app.conversation import Conversation
-from app.desk import Desk
+from app.chat.conversation import Conversation
+from app.chat.desk import Desk
 from app.serving.loading import LoadingState
 from core.engine.loop import Engine
 from core.record.store import Store

@@ -341,7 +341,7 @@ tell me whether the orchard at \\(x = 4\\) still stands.
 
 
 def main() -> None:
-    from app.desk import Desk
+    from app.chat.desk import Desk
     from app.page import build, launch
     from app.serving.loading import Loader
     from core.record.store import Store

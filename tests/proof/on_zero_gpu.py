@@ -84,7 +84,7 @@ def main() -> None:
     from gradio_client import Client
 
     from app import api
-    from app.desk import Desk
+    from app.chat.desk import Desk
     from app.serving import zero_gpu
     from app.serving.loading import LoadingState
     from core.engine.loop import Engine

@@ -8,8 +8,8 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.desk import Desk
-from app.record_panel import RecordPanel
+from app.chat.desk import Desk
+from app.chat.record_panel import RecordPanel
 from app.serving.place import NOT_LASTING, is_lasting, place_of_record
 from core.record.store import Store, default_path
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import gradio as gr
 import pytest
 
-from app.desk import Desk
+from app.chat.desk import Desk
 from app.serving import zero_gpu
 from app.serving.loading import LoadingState
 from core.engine.loop import Engine

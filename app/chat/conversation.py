@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from app.answer import Answer
-from app.token_view import encode_user
+from app.chat.answer import Answer
+from app.chat.token_view import encode_user
 from core.figures.metrics import Figures, measured_speedup
 from core.record.stored import StoredConversation
 from core.text.thoughts import as_message

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import gradio as gr
 import pytest
 
-from app.card import locate, token_details
-from app.token_view import RedlineView, encode_reply_end, encode_reply_start, encode_round, encode_user
+from app.chat.card import locate, token_details
+from app.chat.token_view import RedlineView, encode_reply_end, encode_reply_start, encode_round, encode_user
 from core.records import Fate, Round, Token
 from tests.app.scripted import scripted_pieces, scripted_rounds
 from tests.browser import keep_warm

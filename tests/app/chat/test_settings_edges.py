@@ -15,8 +15,8 @@ import gradio as gr
 import pytest
 
 from app import api
-from app.conversation import Refused
-from app.settings_panel import read_settings
+from app.chat.conversation import Refused
+from app.chat.settings_panel import read_settings
 from core.engine.loop import Engine
 from core.generate import parse_request
 from core.record.json_lines import json_line, round_row

@@ -71,7 +71,7 @@ class Choices:
 
     @property
     def of_reply(self) -> tuple[Settings, str, bool, str | None]:
-        """As ``app.desk.Desk.ask`` takes them."""
+        """As ``app.chat.desk.Desk.ask`` takes them."""
         return self.settings, self.domain, self.record, self.drafter
 
 

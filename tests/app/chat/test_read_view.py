@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.answer import Answer
-from app.conversation import Conversation, Turn
-from app.read_view import chat_messages
+from app.chat.answer import Answer
+from app.chat.conversation import Conversation, Turn
+from app.chat.read_view import chat_messages
 from core.records import Settings
 from core.text.template import Prompt
 from tests.app.toy import PAIR

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.answer import Answer
-from app.conversation import PLAIN, Turn
-from app.figures import comparison, figures_value, seconds
+from app.chat.answer import Answer
+from app.chat.conversation import PLAIN, Turn
+from app.chat.figures import comparison, figures_value, seconds
 from core.figures.costs import Costs
 from core.records import Settings, writes_exactly
 from core.text.template import Prompt

@@ -8,14 +8,14 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app.answer import Answer
-from app.chat import Chat, status
-from app.conversation import FIRST
-from app.desk import Desk
+from app.chat.answer import Answer
+from app.chat.chat import Chat, status
+from app.chat.conversation import FIRST
+from app.chat.desk import Desk
+from app.chat.settings_panel import SettingsPanel
+from app.chat.sheet import READ
 from app.serving import zero_gpu
 from app.serving.loading import Loader, LoadingState
-from app.settings_panel import SettingsPanel
-from app.sheet import READ
 from core.record.store import Store
 from core.records import Settings
 from core.text.template import Prompt

@@ -1,7 +1,7 @@
 """The live figures of the current reply, each with what it means; "–" where a figure is undefined.
 
 The panel is drawn once and its script only puts new texts into the cells, so that a tooltip or a
-selection survives the updates of a reply that streams. Knows ``app.answer.Answer`` and
+selection survives the updates of a reply that streams. Knows ``app.chat.answer.Answer`` and
 ``core.figures.metrics``; no figure is computed here.
 """
 
@@ -11,9 +11,9 @@ import json
 
 import gradio as gr
 
-from app.answer import Answer
-from app.conversation import Turn
-from app.why import UNDEFINED
+from app.chat.answer import Answer
+from app.chat.conversation import Turn
+from app.chat.why import UNDEFINED
 from app.widgets.display import as_html
 from core.drafters.names import TREE_DRAFTERS
 

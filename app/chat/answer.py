@@ -1,6 +1,6 @@
 """One reply, while it is written and afterwards: its text, its figures, and how the redline view draws it.
 
-Filled by ``app.writing``'s thread and looked at by any number of others. Knows the records and
+Filled by ``app.chat.writing``'s thread and looked at by any number of others. Knows the records and
 the token view's encoding; no engine, no page.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from app.token_view import encode_reply_end, encode_reply_start, encode_round
+from app.chat.token_view import encode_reply_end, encode_reply_start, encode_round
 from core.figures.costs import Costs
 from core.figures.metrics import Figures, Tally
 from core.record.store import StoredReply

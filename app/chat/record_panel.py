@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import gradio as gr
 
-from app.desk import Desk
+from app.chat.desk import Desk
 from app.widgets.display import as_html
 from app.widgets.events import AT_ONCE
 from app.widgets.exports import Exports

@@ -1,17 +1,17 @@
 """The chat's components and where they stand: the sheet on which one reads and writes, and its margin.
 
-Lays out and connects nothing: the handlers are in ``app.chat``.
+Lays out and connects nothing: the handlers are in ``app.chat.chat``.
 """
 
 from __future__ import annotations
 
 import gradio as gr
 
-from app.desk import Desk
-from app.figures import FiguresPanel
-from app.record_panel import RecordPanel
+from app.chat.desk import Desk
+from app.chat.figures import FiguresPanel
+from app.chat.record_panel import RecordPanel
+from app.chat.token_view import RedlineView
 from app.serving import zero_gpu
-from app.token_view import RedlineView
 from app.widgets.charts import RoundsChart
 from app.widgets.display import LATEX_DELIMITERS
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from app import desk as desk_module
 from app.api import describe
-from app.conversation import Conversation, Refused
-from app.desk import NOT_RECORDED, NOT_SAID, Desk
+from app.chat import desk as desk_module
+from app.chat.conversation import Conversation, Refused
+from app.chat.desk import NOT_RECORDED, NOT_SAID, Desk
 from app.serving.loading import Loader, LoadingState
 from core.record.store import Store
 from core.records import Settings
@@ -179,7 +179,7 @@ def test_a_message_sent_twice_is_asked_once_however_long_its_beginning_takes(sto
     conversation = desk.new()
     ask(desk, conversation, "Count.")
     conversation.claim()  # its reply is not begun yet: the prompt is long, or the database is locked
-    monkeypatch.setattr("app.conversation.SECONDS_TO_STOP", 60)
+    monkeypatch.setattr("app.chat.conversation.SECONDS_TO_STOP", 60)
     with pytest.raises(Refused, match="still being written"):
         conversation.claim()
 
@@ -204,7 +204,7 @@ class Deaf(ToyEngine):
 
 
 def test_the_right_to_write_comes_back_only_when_the_reply_has_ended(store, monkeypatch):
-    monkeypatch.setattr("app.conversation.SECONDS_TO_STOP", 0.01)
+    monkeypatch.setattr("app.chat.conversation.SECONDS_TO_STOP", 0.01)
     engine = Deaf(TEXT)
     engine.lent = threading.Event()
     desk = desk_of(engine, store)
@@ -217,7 +217,7 @@ def test_the_right_to_write_comes_back_only_when_the_reply_has_ended(store, monk
         conversation.claim()
     engine.lent.set()
     assert answer.done.wait(10) and answer.finish_reason == "cancelled"
-    monkeypatch.setattr("app.conversation.SECONDS_TO_STOP", 10)
+    monkeypatch.setattr("app.chat.conversation.SECONDS_TO_STOP", 10)
     assert ask(desk, conversation, "Go on.").text == TEXT
 
 

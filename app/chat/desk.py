@@ -14,12 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
-from app.answer import Answer
-from app.card import locate, token_details
-from app.conversation import FIRST, PLAIN, REGENERATED, Conversation, Refused, Turn, rebuild
+from app.chat.answer import Answer
+from app.chat.card import locate, token_details
+from app.chat.conversation import FIRST, PLAIN, REGENERATED, Conversation, Refused, Turn, rebuild
+from app.chat.writing import begin_writing
 from app.serving import zero_gpu
 from app.serving.loading import Loader, LoadingState
-from app.writing import begin_writing
 from core.models.errors import LoadError
 from core.record.store import Store
 from core.records import EXACT_VERIFIERS, PairInfo, Settings

@@ -1,6 +1,6 @@
-"""The chat: the handlers of the sheet on which one reads and writes, and of its margin (``app.sheet``).
+"""The chat: the handlers of the sheet on which one reads and writes, and of its margin (``app.chat.sheet``).
 
-A reply is written by ``app.writing`` in a thread; the handlers here look at what there is of it
+A reply is written by ``app.chat.writing`` in a thread; the handlers here look at what there is of it
 every ``TICK`` seconds and hand the difference to the one view that is shown. Stop, Copy and the
 Read / Redline switch do not queue, so they answer while a reply streams.
 """
@@ -14,16 +14,16 @@ from typing import Any
 
 import gradio as gr
 
-from app import settings_panel
-from app.answer import Answer
-from app.conversation import Conversation, Refused
-from app.desk import Desk
-from app.figures import ENDINGS, comparison, figures_value
-from app.read_view import chat_messages
+from app.chat import settings_panel
+from app.chat.answer import Answer
+from app.chat.conversation import Conversation, Refused
+from app.chat.desk import Desk
+from app.chat.figures import ENDINGS, comparison, figures_value
+from app.chat.read_view import chat_messages
+from app.chat.settings_panel import SettingsPanel
+from app.chat.sheet import READ, REDLINE, Sheet
 from app.serving import choosing, zero_gpu
 from app.serving.loading import LoadingRefused, LoadingState
-from app.settings_panel import SettingsPanel
-from app.sheet import READ, REDLINE, Sheet
 from app.widgets.charts import rounds_value
 from app.widgets.display import as_html
 from app.widgets.events import AT_ONCE, PRIVATE, SIGN_OF_LIFE_EVERY, TICK

@@ -12,7 +12,7 @@ import logging
 import threading
 from typing import Any
 
-from app.answer import Answer
+from app.chat.answer import Answer
 from app.serving import zero_gpu
 from core.record.store import Store
 

@@ -1,4 +1,4 @@
-"""The card of a token: its figures, its place among its siblings, and the sentence of ``app.why``.
+"""The card of a token: its figures, its place among its siblings, and the sentence of ``app.chat.why``.
 
 Pure functions from the records to plain data. The module knows no page and computes no probability:
 it only reads what the engine recorded, and writes "–" for whatever is undefined.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from app.why import REASONS, elders, explain, name, number
+from app.chat.why import REASONS, elders, explain, name, number
 from core.records import Round, Token
 
 

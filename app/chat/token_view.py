@@ -18,10 +18,10 @@ from pathlib import Path
 
 import gradio as gr
 
-from app.card import is_tree
+from app.chat.card import is_tree
 from core.records import Fate, Round
 
-ASSETS = Path(__file__).resolve().parent.parent / "assets"
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 CODES = {
     Fate.ACCEPTED: "a",
@@ -80,10 +80,11 @@ def encode_reply_end(
 
 
 def RedlineView(value: str = "", *, details: Callable[[str, int], dict], **kw: object) -> gr.HTML:
-    """The component. ``details(key, i)`` returns ``app.card.token_details`` of token ``i`` of reply ``key``.
+    """The component. ``details(key, i)`` returns ``app.chat.card.token_details`` of token ``i`` of reply
+    ``key``.
 
-    ``i`` counts all tokens of the reply's rounds from 0 (``app.card.locate`` finds it); where there is no
-    such token (any more), ``details`` returns ``{}`` or raises LookupError, and the card says so. Further
+    ``i`` counts all tokens of the reply's rounds from 0 (``app.chat.card.locate`` finds it); where there is
+    no such token (any more), ``details`` returns ``{}`` or raises LookupError, and the card says so. Further
     arguments are those of ``gr.HTML``. To change it from a handler, return the string or ``gr.update(...)``.
     """
 

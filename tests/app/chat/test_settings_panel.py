@@ -6,9 +6,7 @@ import inspect
 import gradio as gr
 import pytest
 
-from app.serving import zero_gpu
-from app.serving.loading import Loader
-from app.settings_panel import (
+from app.chat.settings_panel import (
     NO_DRAFT,
     NOT_LENT,
     NOT_MEASURED,
@@ -21,6 +19,8 @@ from app.settings_panel import (
     threshold_update,
     tree_update,
 )
+from app.serving import zero_gpu
+from app.serving.loading import Loader
 from core.engine.auto_k import MOST
 from core.records import Settings
 from core.settings import MAX_DRAFT_TOKENS, SettingsError

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from app.card import locate, token_details
-from app.token_view import RedlineView, encode_reply_end, encode_reply_start, encode_round, encode_user
-from app.why import explain, number, readable
+from app.chat.card import locate, token_details
+from app.chat.token_view import RedlineView, encode_reply_end, encode_reply_start, encode_round, encode_user
+from app.chat.why import explain, number, readable
 from core.records import Fate, Round, Token
 from tests.app.scripted import scripted_pieces, scripted_rounds
 

@@ -1,12 +1,12 @@
 """The Read view's messages for ``gr.Chatbot``: clean text, a reply's thoughts folded above it.
 
-The texts are made for display (``app.widgets.display``); the true ones stay in ``app.conversation``.
+The texts are made for display (``app.widgets.display``); the true ones stay in ``app.chat.conversation``.
 """
 
 from __future__ import annotations
 
-from app.answer import Answer
-from app.conversation import PLAIN_CAPTION, Conversation
+from app.chat.answer import Answer
+from app.chat.conversation import PLAIN_CAPTION, Conversation
 from app.widgets.display import show_question, show_reply
 from core.text.thoughts import split_thoughts
 
