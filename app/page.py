@@ -14,13 +14,13 @@ from app import api
 from app.chat.chat import Chat, is_known
 from app.chat.desk import Desk
 from app.chat.settings_panel import SettingsPanel
-from app.domains_tab import DomainsTab
-from app.drafters_tab import DraftersTab
-from app.models_tab import ModelsTab
 from app.serving.choosing import offer
 from app.serving.loading import Loader
 from app.serving.options import Options
 from app.serving.place import place_of_record
+from app.tabs.domains_tab import DomainsTab
+from app.tabs.drafters_tab import DraftersTab
+from app.tabs.models_tab import ModelsTab
 from app.widgets.charts import PLOTLY_SCRIPT
 from app.widgets.events import AT_ONCE
 from app.widgets.masthead import masthead

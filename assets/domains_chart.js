@@ -1,4 +1,4 @@
-// The script of app/domains_tab.py's chart; assets/plotly.js stands in front of it.
+// The script of app/tabs/domains_tab.py's chart; assets/plotly.js stands in front of it.
 const plot = element.querySelector('.plot'), note = element.querySelector('.plot-note');
 const HEIGHT = 380;
 plot.style.height = `${HEIGHT}px`;  // once resized, Plotly goes by its element's

@@ -14,9 +14,9 @@ from pathlib import Path
 import gradio as gr
 
 from app.chat.desk import Desk
-from app.domains_tab import DomainsTab
 from app.page import ASSETS, theme
 from app.serving.loading import Loader
+from app.tabs.domains_tab import DomainsTab
 from app.widgets.charts import PLOTLY_SCRIPT
 from core.record.store import Store
 from core.records import Round, Settings

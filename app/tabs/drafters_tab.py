@@ -18,9 +18,9 @@ from typing import Any
 import gradio as gr
 
 from app.chat.desk import NOT_DRAFTING, Desk
-from app.compared_view import progress, result, rule_name, title
 from app.serving import zero_gpu
 from app.serving.loading import LoadingState
+from app.tabs.compared_view import progress, result, rule_name, title
 from app.widgets.events import AT_ONCE, PRIVATE
 from app.widgets.exports import USUAL, Exports
 from core.compare import MAX_PROMPTS, CompareError, Step, compare, prompts_for

@@ -13,10 +13,10 @@ import gradio as gr
 import pytest
 
 from app.chat.desk import Desk
-from app.models_tab import MEASURE_AGAIN, WRITING, ModelsTab
-from app.pairs_view import facts, question_about_own, running
 from app.serving import choosing, zero_gpu
 from app.serving.loading import Loader, LoadingState
+from app.tabs.models_tab import MEASURE_AGAIN, WRITING, ModelsTab
+from app.tabs.pairs_view import facts, question_about_own, running
 from core.engine import calibration
 from core.figures.costs import Costs
 from core.models.checkpoint import Checkpoint
@@ -26,7 +26,7 @@ from core.models.weights import WeightFile
 from core.pairs.catalogue import CATALOGUE
 from core.pairs.spec import CUSTOM, PairSpec
 from core.record.store import Store
-from tests.app.test_products_view import FOUND
+from tests.app.tabs.test_products_view import FOUND
 from tests.app.toy import PAIR, ToyEngine
 from tests.core import builders
 from tests.core.models_on_disk import write_model
@@ -123,7 +123,7 @@ def test_a_pair_of_ones_own_is_weighed_before_it_is_loaded(bench, tmp_path, monk
     draft = write_model(tmp_path / "draft", "qwen3", seed=2)
     (target / "README.md").write_text("---\nlicense: mit\n---\n")
     free = {"bytes": 10**12}
-    monkeypatch.setattr("app.pairs_view.free_bytes", lambda device: free["bytes"])
+    monkeypatch.setattr("app.tabs.pairs_view.free_bytes", lambda device: free["bytes"])
     how = ("none", "none", "cpu", "float32")
     page = bench.ask(CUSTOM, str(target), str(draft), how)
     sizes = [size_of(json.loads((folder / "config.json").read_text())) for folder in (target, draft)]
@@ -333,7 +333,7 @@ def test_not_everybody_and_not_everything_is_measured(tmp_path, bench, measured)
 
 def test_the_facts_of_a_pair(monkeypatch):
     monkeypatch.setattr(choosing, "is_here", lambda source: "0.6B" in source)
-    monkeypatch.setattr("app.pairs_view.free_bytes", lambda device: None if device == "cuda" else 10**9)
+    monkeypatch.setattr("app.tabs.pairs_view.free_bytes", lambda device: None if device == "cuda" else 10**9)
     how = dict.fromkeys(choosing.FORMS, "auto")
     shown = facts("qwen3-8b", how)
     assert "13.7 : 1" in shown and "Apache-2.0, not gated" in shown

@@ -14,7 +14,9 @@ from typing import Any
 import gradio as gr
 
 from app.chat.desk import Desk
-from app.pairs_view import (
+from app.serving import choosing, zero_gpu
+from app.serving.loading import LoadingRefused, LoadingState
+from app.tabs.pairs_view import (
     FORM_NAMES,
     facts,
     failure,
@@ -23,9 +25,7 @@ from app.pairs_view import (
     question_about_own,
     running,
 )
-from app.products_view import products
-from app.serving import choosing, zero_gpu
-from app.serving.loading import LoadingRefused, LoadingState
+from app.tabs.products_view import products
 from app.widgets.display import as_html
 from app.widgets.events import AT_ONCE, PRIVATE
 from app.widgets.masthead import loading_strip, progress_strip

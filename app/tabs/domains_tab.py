@@ -16,7 +16,7 @@ import gradio as gr
 
 from app.chat.desk import Desk
 from app.chat.why import UNDEFINED
-from app.domains_view import CHART, HEAD, MEASURES, RULES, chart_value, table_html
+from app.tabs.domains_view import CHART, HEAD, MEASURES, RULES, chart_value, table_html
 from app.widgets.charts import chart_script
 from app.widgets.display import as_html
 from app.widgets.events import AT_ONCE, PRIVATE

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from app import drafters_tab
 from app.chat.desk import Desk
-from app.compared_view import progress, result, title
-from app.drafters_tab import ANOTHER, CHANGED, DraftersTab
 from app.serving.loading import LoadingState
+from app.tabs import drafters_tab
+from app.tabs.compared_view import progress, result, title
+from app.tabs.drafters_tab import ANOTHER, CHANGED, DraftersTab
 from app.widgets.display import as_html
 from core.compare import Step
 from core.models.errors import LoadError

@@ -14,9 +14,9 @@ import gradio as gr
 import pytest
 
 from app.chat.desk import Desk
-from app.domains_tab import AXES, NOT_ALONE, NOTHING_YET, DomainsTab, axis_values, narrow, pair_labels
-from app.domains_view import FEW_MARK
 from app.serving.loading import Loader
+from app.tabs.domains_tab import AXES, NOT_ALONE, NOTHING_YET, DomainsTab, axis_values, narrow, pair_labels
+from app.tabs.domains_view import FEW_MARK
 from core.record.domain_table import choices, default_choice, domain_table
 from core.record.store import Store
 from core.record.stored import reading

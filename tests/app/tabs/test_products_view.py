@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.products_view import products
+from app.tabs.products_view import products
 from core.models.linear.findings import Evidence, Found
 
 FOUND = Found(

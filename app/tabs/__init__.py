@@ -1,0 +1,1 @@
+"""The tabs beside the chat, a file a tab, and what they are made of."""
