@@ -90,14 +90,14 @@ LONGEST = (
     "core/test_exactness.py",
     "app/test_page_browser.py",
     "core/test_exactness_trees.py",
-    "app/test_token_view_browser.py",
+    "app/chat/test_token_view_browser.py",
     "core/linear/test_processors.py",
-    "core/test_pair.py",
+    "core/pairs/test_pair.py",
     "core/test_distill_shipped.py",
-    "core/test_load.py",
+    "core/pairs/test_load.py",
     "core/test_embedded.py",
     "core/test_exactness_drafters.py",
-    "core/test_lossy.py",
+    "core/verify/test_lossy.py",
 )
 
 

@@ -262,7 +262,7 @@ K = 4
 TREES = ("eagle", "medusa", "recycling")  # drafters that make them
 WIDTH = 2
 HEADER = ("", "launches", "views", "uploads", "downloads", "waits")
-DOCUMENT = Path(__file__).parents[1] / "docs" / "PERFORMANCE.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "PERFORMANCE.md"
 BEGIN, END = "<!-- python -m core.bench.fake_pairs --write -->", "<!-- end of core.bench.fake_pairs -->"
 
 

@@ -250,7 +250,8 @@ def test_an_error_while_the_pair_loads_ends_in_words_and_never_in_an_abort(tmp_p
     """Case NX-04: the guard of the loader's thread holds whatever ends the page."""
     code = f"""
 import sys, threading, types
-from app import launch, loading, starting
+from app import launch
+from app.serving import loading, starting
 page = types.ModuleType("app.page")
 begun = threading.Event()
 def load(spec, progress):

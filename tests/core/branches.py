@@ -51,7 +51,7 @@ def every_branch(monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]) -> 
         return choose([(index, w / total) for index, w in enumerate(weights.double().tolist())])
 
     with monkeypatch.context() as patch:
-        for module in (core.sampling, core.tree):
+        for module in (core.verify.sampling, core.verify.tree):
             patch.setattr(module, "accepts", accepts)
             patch.setattr(module, "draw", draw)
         while scripts:

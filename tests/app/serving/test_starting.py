@@ -71,8 +71,9 @@ def test_on_zerogpu_nothing_is_measured(embedded_toy, monkeypatch):
 
 
 def test_loading_begins_before_anything_heavy_is_imported():
-    code = "import sys, app.serving.starting, app.launch; print([m for m in sys.modules if m in ('torch', 'gradio')])"
-    run = subprocess.run([sys.executable, "-c", code], cwd=Path(starting.__file__).parents[1],
+    code = "import sys, app.serving.starting, app.launch;"
+    code += " print([m for m in sys.modules if m in ('torch', 'gradio')])"
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(starting.__file__).parents[2],
                          capture_output=True, text=True)  # fmt: skip
     assert run.stdout.strip() == "[]", run.stderr
 
@@ -80,7 +81,7 @@ def test_loading_begins_before_anything_heavy_is_imported():
 def test_the_page_does_not_wait_for_torch():
     """Which is imported beside it, and may fail, which the page then says in a sentence."""
     code = "import sys, app.page; print('torch' in sys.modules)"
-    run = subprocess.run([sys.executable, "-c", code], cwd=Path(starting.__file__).parents[1],
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(starting.__file__).parents[2],
                          capture_output=True, text=True)  # fmt: skip
     assert run.stdout.strip() == "False", run.stderr
 
@@ -88,10 +89,10 @@ def test_the_page_does_not_wait_for_torch():
 def test_the_embedded_pair_is_loaded_without_what_only_others_need():
     """transformers' model code takes seconds to import."""
     code = (
-        "import sys; from core.models import load; from core.pairs.spec import embedded_spec;"
+        "import sys; from core.pairs import load; from core.pairs.spec import embedded_spec;"
         "load.load_embedded = lambda progress: 'the pair';"
         "print(load.load_pair(embedded_spec()), [m for m in sys.modules if m in ('torch', 'transformers')])"
     )
-    run = subprocess.run([sys.executable, "-c", code], cwd=Path(starting.__file__).parents[1],
+    run = subprocess.run([sys.executable, "-c", code], cwd=Path(starting.__file__).parents[2],
                          capture_output=True, text=True)  # fmt: skip
     assert run.stdout.strip() == "the pair []", run.stderr

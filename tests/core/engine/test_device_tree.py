@@ -1,4 +1,4 @@
-"""Trees on tensors of fixed shape: candidates, verdicts and draws are ``core.verify.tree``'s, node for node."""
+"""Trees on tensors of fixed shape: candidates, verdicts and draws are those of ``core.verify.tree``."""
 
 from __future__ import annotations
 
