@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 import torch
 
-from core.bench.synthetic import Watch
+from core.bench.synthetic_traffic import Watch
 from core.drafters.auto import AutoDrafter
 from core.drafters.early_exit import EarlyExitDrafter
 from core.engine.batched import Batched
