@@ -478,6 +478,25 @@ MUTANTS = [
         "pass",
     ),
     Mutant(
+        "a part of a round is committed before memory ends in judging the rest",
+        "engine/rounds.py",
+        "verdicts = _made(self._verdicts(list(ids), proposals, rows, tree))",
+        "verdicts = self._verdicts(list(ids), proposals, rows, tree)",
+    ),
+    Mutant(
+        "a drafter learns of a round before it is judged",
+        "engine/rounds.py",
+        "        verdicts = _made(self._verdicts(list(ids), proposals, rows, tree))\n",
+        "        if count:\n            drafter.observe(block, rows, state)\n"
+        "        verdicts = _made(self._verdicts(list(ids), proposals, rows, tree))\n",
+    ),
+    Mutant(
+        "a tree's rows are brought together part by part",
+        "models/kv_cache.py",
+        "[torch.cat([part[:, :, places] for places in found], 2) for part in self.parts]",
+        "(torch.cat([part[:, :, places] for places in found], 2) for part in self.parts)",
+    ),
+    Mutant(
         "an accepted end does not end",
         "engine/loop.py",
         "if self._transcript.finish_reason:\n                    break",

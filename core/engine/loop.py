@@ -255,7 +255,7 @@ class _Loop:
         transcript: Transcript,
         settings: Settings,
         way: Way,
-        with_room: Callable[[Callable[[], Played]], Played],
+        with_room: Callable[[Callable[[], T]], T],
     ):
         self.error: str | None = None  # one sentence, once a round could not be finished
         self.draft_failed = False  # in some round the draft's numbers were of no use
@@ -298,7 +298,7 @@ class _Loop:
         if played.rows is not None:
             # Of a tree's rows the accepted ones are brought together, behind that of the last committed id.
             path = [played.rows[token.index] for token in tokens if token.fate is Fate.ACCEPTED]
-            caches.cache.keep(before, [0, *path])
+            self._with_room(lambda: caches.cache.keep(before, [0, *path]))
         # Both models have read drafts that may not stand, and neither has read the last id.
         caches.crop(len(transcript.ids) - 1)
         if self._auto:

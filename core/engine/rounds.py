@@ -26,6 +26,7 @@ from core.settings import LOSSY
 from core.verify.lossy import lossy
 from core.verify.sampling import (
     VERIFIERS,
+    BadLogitsError,
     Distribution,
     Outcome,
     Proposal,
@@ -155,12 +156,14 @@ class Stepwise:
             tree, places = True, range(1, len(block))
             rows = target.tree_logits(block, parents, caches.cache)
         scored = time.perf_counter()
-        if count:
+        # All before any is committed: where memory ends, nothing of the round stands, and it is played again.
+        verdicts = _made(self._verdicts(list(ids), proposals, rows, tree))
+        if count:  # last: what is learnt of a round is not taken back
             drafter.observe(block, rows, state)
         self._broken_off = False
         return Played(
             [Drafted(p.id, p.q.at(p.id), p.parent) for p in proposals],
-            self._verdicts(list(ids), proposals, rows, tree),
+            verdicts,
             drafted - start,
             scored - drafted,
             places,
@@ -222,6 +225,24 @@ def tree_width(settings: Settings, target: Scorer, count: int, cache: Cache) -> 
     if not hasattr(target, "tree_logits") or places >= target.tree_room(cache):
         return 1
     return settings.tree_width
+
+
+def _made(verdicts: Iterator[Verdict]) -> Iterator[Verdict]:
+    """The same verdicts, made now: an iterator that ends, or raises BadLogitsError, where they do."""
+    made: list[Verdict] = []
+    problem: str | None = None  # as text, since whoever kept the exception would keep the rows
+    try:
+        for verdict in verdicts:
+            made.append(verdict)
+    except BadLogitsError as bad:
+        problem = str(bad)
+
+    def told() -> Iterator[Verdict]:
+        yield from made
+        if problem is not None:
+            raise BadLogitsError(problem)
+
+    return told()
 
 
 def verifier(settings: Settings, tree: bool) -> Verify:

@@ -102,15 +102,19 @@ class KVCache:
     def keep(self, start: int, rows: Sequence[int]) -> None:
         """Of what was read from ``start`` on keeps these rows, ascending, as if they had been read alone.
 
-        Waits for nothing on a card, which gets no indices: rows at equal distances are one view.
+        Waits for nothing on a card, which gets no indices: rows at equal distances are one view. Where memory
+        ends in it everything stands as it did.
         """
         end = start + len(rows)
         still = sum(1 for _ in takewhile(lambda at: at[0] == at[1], enumerate(rows)))  # where they are to be
         if still < len(rows):
             found, goal = _slices([start + row for row in rows[still:]]), slice(start + still, end)
-            for part in self.parts:
-                part[:, :, goal] = torch.cat([part[:, :, places] for places in found], 2)
-            self.features[goal] = torch.cat([self.features[places] for places in found])
+            # All, before any is written over.
+            kept = [torch.cat([part[:, :, places] for places in found], 2) for part in self.parts]
+            features = torch.cat([self.features[places] for places in found])
+            for part, its in zip(self.parts, kept, strict=True):
+                part[:, :, goal] = its
+            self.features[goal] = features
         self.length = end
 
     def reserve(self, length: int) -> None:

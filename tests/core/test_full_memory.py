@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
 
+from core.drafters import recycling
+from core.engine import rounds
 from core.engine.loop import Engine
 from core.models import kv_cache, memory
 from core.models.decoder import Decoder
@@ -15,6 +18,7 @@ from core.models.key_blocks import KEY_BLOCK, PARTS, held_positions
 from core.models.kv_cache import DecoderShape, KVCache
 from core.records import Settings
 from tests.core.test_decoder import IDS, pair_of
+from tests.core.test_history import PAIRS, PROMPT, told
 from tests.core.tiny import as_decoder, held, tiny_llama
 
 SHAPE = DecoderShape(8, 8, 2, 1, 4, 1e4, 1e-6, 32768)
@@ -175,6 +179,84 @@ def test_memory_that_ends_in_the_middle_of_a_reply_does_not_change_it(batched, m
         calls.clear()
         made = reply(Engine(pair_, batched=batched), prompt(20))
         assert len(calls) > ends and (made.error, made.token_ids) == (None, whole.token_ids), ends
+
+
+def full_at(monkeypatch, module, name):
+    """Has memory end in the call of ``module.name`` whose number is put into the list that is given back."""
+    real, calls, ends = getattr(module, name), [], []
+
+    def full_once(*given, **how):
+        calls.append(len(calls))
+        if ends and calls[-1] == ends[0]:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(*given, **how)
+
+    monkeypatch.setattr(module, name, full_once)
+    return calls, ends
+
+
+@pytest.mark.parametrize(
+    "name, width, step",
+    [
+        ("model", 1, "distributions"),
+        ("model", 1, "raw_probability"),
+        ("recycling", 1, "distributions"),
+        ("recycling", 2, "distributions"),
+        ("eagle", 2, "distributions"),
+    ],
+)
+def test_memory_that_ends_while_a_round_is_judged_does_not_change_the_reply(name, width, step, monkeypatch):
+    """Step by step the round's first tokens stood already, and what the drafter learnt of it was known."""
+    settings = Settings(temperature=0.8, seed=3, num_draft_tokens=3, max_new_tokens=6, tree_width=width)
+    if step == "raw_probability":  # asked for where the filters changed the numbers
+        settings = replace(settings, top_k=3)
+    calls, ends = full_at(monkeypatch, rounds, step)
+    pair_ = PAIRS[name]()
+    whole = told(Engine(pair_, batched=False), PROMPT, settings)
+    assert any(len(tokens) > 1 for tokens in whole)
+    for end in range(len(calls)):
+        calls.clear()
+        ends[:] = [end]
+        assert told(Engine(pair_, batched=False), PROMPT, settings) == whole, end
+
+
+def test_memory_that_ends_while_a_drafter_learns_does_not_change_the_reply(monkeypatch):
+    settings = Settings(temperature=0.8, seed=3, num_draft_tokens=3, max_new_tokens=12)
+    calls, ends = full_at(monkeypatch, recycling, "likeliest")
+    pair_ = PAIRS["recycling"]()
+    whole = told(Engine(pair_, batched=False), PROMPT, settings)
+    for end in range(len(calls)):
+        calls.clear()
+        ends[:] = [end]
+        assert told(Engine(pair_, batched=False), PROMPT, settings) == whole, end
+
+
+def test_memory_that_ends_while_a_trees_rows_are_brought_together_does_not_change_the_reply(monkeypatch):
+    settings = Settings(temperature=0.8, seed=3, num_draft_tokens=3, max_new_tokens=6, tree_width=2)
+    calls, ends = full_at(monkeypatch, KVCache, "keep")
+    pair_ = PAIRS["eagle"]()
+    whole = told(Engine(pair_, batched=False), PROMPT, settings)
+    assert calls
+    for end in range(len(calls)):
+        calls.clear()
+        ends[:] = [end]
+        assert told(Engine(pair_, batched=False), PROMPT, settings) == whole, end
+
+
+def test_rows_that_cannot_be_brought_together_stand_as_they_did():
+    class Full:
+        def __getitem__(self, _):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    cache = KVCache(SHAPE, "cpu", torch.float32)
+    for layer in cache.of_layers(0, 8):
+        layer.copy_(torch.arange(8.0)[None, :, None, None].expand_as(layer))
+    cache.length, parts = 8, cache.parts
+    cache.parts = [*parts[:-1], Full()]
+    with pytest.raises(torch.OutOfMemoryError):
+        cache.keep(2, [0, 2, 5])
+    cache.parts = parts
+    assert cache.length == 8 and (held(cache, 8) == torch.arange(8.0)[:, None, None]).all()
 
 
 def rounds_of(pair_, batched):
