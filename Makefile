@@ -33,10 +33,10 @@ run: setup
 lint: setup
 	$(BIN)/python -m ruff check .
 
-# Two files of tests at a time: most of a browser test is waiting. In the order of tests/conftest.py, the longest
+# Three files of tests at a time, for two cores: much of a browser test is waiting. In the order of tests/conftest.py, the longest
 # first; xdist's own would be by the number of tests, and the browser's files have few.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 proof: setup
 	$(BIN)/python -m pytest -m proof
