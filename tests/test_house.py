@@ -121,7 +121,7 @@ def test_what_the_document_names_is_there():
     text = (ROOT / "docs" / "HOUSE.md").read_text("utf-8")
     for path in set(re.findall(r"(?:core|app|assets|tests)/[\w./]+\w/?", text)):
         assert (ROOT / path).exists(), path
-    for path, names in re.findall(r"`(core/[\w/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", text):
+    for path, names in re.findall(r"`((?:core|app)/[\w/]+\.py)` \(((?:`\w+`(?:, )?)+)\)", text):
         source = (ROOT / path).read_text("utf-8")
         for name in re.findall(r"`(\w+)`", names):
             assert re.search(rf"^\s*(def|class) {name}\b|^{name}\b", source, re.M), f"{name} in {path}"
