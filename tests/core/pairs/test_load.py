@@ -11,7 +11,7 @@ import weakref
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, LlamaForCausalLM
 
 from core.engine.loop import Engine
 from core.models import by_layer, card, quantize
@@ -35,6 +35,8 @@ from core.text.template import NO_TEMPLATE
 from tests.core.models_on_disk import (
     CONTEXT,
     FAMILIES,
+    SPECIAL,
+    TEMPLATE,
     VOCABULARY,
     make_model,
     write_gguf,
@@ -324,6 +326,45 @@ def test_end_ids_are_all_that_the_targets_files_name(tmp_path):
     draft = write_model(tmp_path / "d", "llama", 2, eos_token_id=7)
     pair = load_pair(spec(target, draft))
     assert pair.end_ids == pair.drafting("plain").end_ids == {0, 1, 106, 2}
+
+
+WORD = 7  # an ordinary word of the target
+
+
+def draft_that_ends_with_a_word(folder, target, where):
+    """A draft one of whose files says that ``WORD`` ends a reply."""
+    if where == "a gguf's keys":
+        keys = {f"tokenizer.ggml.{key}_token_id": WORD for key in ("eot", "eom")}
+        return write_gguf(folder.with_suffix(".gguf"), 2, says=keys)
+    if where == "a distilled draft's config":
+        return write_draft(folder, target, "eagle", {"eos_token_id": str(WORD)})
+    draft = write_model(
+        folder, "llama", 2, generation={"eos_token_id": [WORD]} if where == "generation" else None
+    )
+    (word,) = AutoTokenizer.from_pretrained(draft).convert_ids_to_tokens([WORD])
+    if where == "tokenizer":
+        file = draft / "tokenizer_config.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token": word}))
+    if where == "template":
+        (draft / "chat_template.jinja").write_text(TEMPLATE.replace(SPECIAL[2], word))
+    return draft
+
+
+@pytest.mark.parametrize(
+    "where", ["generation", "tokenizer", "template", "a gguf's keys", "a distilled draft's config"]
+)
+def test_no_file_of_a_draft_names_an_end(where, tmp_path):
+    target = write_model(tmp_path / "target", "llama", 1)
+    draft = draft_that_ends_with_a_word(tmp_path / "draft", target, where)
+    pair = load_pair(spec(target, draft))
+    assert {pair.drafting(name).end_ids for name in pair.drafters} == {frozenset({0, 2})}
+
+
+def test_no_file_of_a_draft_names_an_end_of_a_gguf(tmp_path):
+    target = write_gguf(tmp_path / "target.gguf", 1)
+    draft = draft_that_ends_with_a_word(tmp_path / "draft", target, "a gguf's keys")
+    assert load_pair(spec(target, draft)).end_ids == {0, 2}
+    assert load_pair(spec(draft, target)).end_ids == {0, 2, WORD}  # as a target it does
 
 
 def test_what_a_generation_config_suggests(tmp_path):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import random
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from core.drafters.base import Drafting
 from core.engine.loop import Engine
@@ -18,6 +21,7 @@ from core.models.linear import evidence, forms
 from core.models.linear.findings import Found
 from core.models.rows import RowDependence
 from core.models.sizes import EMBEDDED
+from core.pairs import distilled
 from core.pairs.draft_file import load_draft
 from core.pairs.pair import LOAD_AGAIN, WARM_UP, build_embedded_pair, look_again, warm_up
 from core.records import Settings
@@ -166,6 +170,19 @@ def test_rows_are_tested_once_for_the_forms_of_a_machine(monkeypatch, embedded_f
     evidence.find(EMBEDDED, home(), again=True)
     build_embedded_pair(embedded_folder, DRAFTS, "12" * 32)
     assert len(tests) == 2
+
+
+def test_a_draft_for_the_embedded_target_names_no_end(monkeypatch, embedded_folder, tmp_path):
+    monkeypatch.setattr("core.pairs.pair.self_test", lambda *given, **how: RowDependence(0.0, 1e-6))
+    monkeypatch.setattr(evidence, "look", lambda sizes, **_: FLOATS)
+    monkeypatch.setattr(evidence, "_found", {})
+    shipped = distilled.shipped(DRAFTS, "eagle")["medusa"]
+    with safe_open(shipped, "pt") as file:
+        metadata = file.metadata() | {"eos_token_id": "7"}
+    save_file(load_file(shipped), tmp_path / "draft.safetensors", metadata)
+    (tmp_path / "config.json").write_text(json.dumps(metadata | {"eos_token_id": 7}))
+    pair = build_embedded_pair(embedded_folder, DRAFTS, "12" * 32, draft=tmp_path)
+    assert pair.drafter.name == "medusa" and pair.end_ids == {2}
 
 
 def some_pair(made: list[str]):
