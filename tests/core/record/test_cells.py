@@ -22,12 +22,23 @@ CONVERTED = [
     "1 янв", "3 kwi", "1月2日", "上午 3:00", "12h30", "１２", "１／２", "٥", "TRUE", " true", "False",
     "WAHR", "vrai", "FAŁSZ", "DOĞRU", "ИСТИНА", "#N/A", "#REF!", "#NAME?", "#BEZUG!",
     "Mon, 3 Mar 2020", "9" * 30, '"12"', "'12", "''1/2",
+    # And what LibreOffice made values of in the language it ran in.
+    "2026-11-30T22:30", "2026-11-30t22:30:36,5", "2026-11-30T22:30:36Z", "9" * 300, "1" * 70 + "e5",
+    "9" * 70 + " €", "５：３０", "￥5", "5 ￥", "Rp 5", "﷼5", "5 Nachm.", "5:30 vorm.", "5 pop.", "5 ص",
+    "3:04 م", "Dienstag, 23. Juni 2020", "Di 2020-05-05", "jueves 5/5/2020", "jeudi 3 décembre 2020",
+    "segunda-feira, 2020-05-05", "lördag 3 oktober 2020", "ke 2020-05-05", "火曜日, 2020-05-05", "12 май",
+    "5-май-20", "12 szeptember", "H 2020-05-05", "5.IV.2020", "1 x 2", "5 IV", "23 Ekim 2020 Cuma",
+    "kovo/12", "99 spalio", "dets/99", "5 veljača", "kolovoza 2020", "iul./31", "5 януари 2020",
+    "5 Σεπ 2020", "31-ינואר-20", "12/أبريل", "12 เมษายน", "12 ก.ย. 2020", "5 अगस्त", "12 मार्च",
+    "31 грудня", "23. јул 2020", "5 Deireadh Fómhair 2020", "Dé Sathairn 23 Bealtaine 2020",
+    "Awwissu-12", "Ġun/31", "ots. 99", "31 四月", "T 2020-05-05",
 ]  # fmt: skip
 
 ORDINARY = [
-    "the", " a0", " x1", "int8", "qwen2.5-7b", "v2", "SmolLM2-135M", "true story", "March", "[1]",
-    "{2}", "x_1", "#", "# 1", "a1b2c3d4e5f60718293a4b5c6d7e8f90", "2026-11-30T22:30:36.123+00:00",
-    "In 1999 it rained.", "", " ", "é", "In the year 2525, if man is still alive, 12 3 4 5 6 7 8",
+    "the", " a0", " x1", "int8", "qwen2.5-7b", "v2", "SmolLM2-135M", "true story", "March", "[1]", "{2}",
+    "x_1", "#", "# 1", "a1b2c3d4e5f60718293a4b5c6d7e8f90", "2026-11-30T22:30:36.123+00:00",
+    "In 1999 it rained.", "gpt-4", "phi-4", "Chapter 5", "a1", "x -1", "cuda:0", "B 52", "T5", "ix2",
+    "Do 5 things", "", " ", "é", "In the year 2525, if man is still alive, 12 3 4 5 6 7 8",
 ]  # fmt: skip
 
 
