@@ -41,9 +41,13 @@ def remedy(error: BaseException | None) -> str:
         return "give yourself the right to, or name another folder with --out"
     if number == errno.EFBIG:
         return "raise the limit on the size of a file (ulimit -f), or name another folder with --out"
+    if number == errno.ENAMETOOLONG:
+        return "name a folder with a shorter name with --out"
+    if number in (errno.EIO, errno.ENXIO, errno.ENODEV):
+        return "see to its disk, or name another folder with --out"
     if number is None:  # as from torch's writer, which says no more than that it failed
         return "make room there, or name another folder with --out"
-    return "see to its disk, or name another folder with --out"
+    return "put that right, or name another folder with --out"
 
 
 def flush_folder(folder: Path) -> None:

@@ -4,7 +4,7 @@ A spreadsheet reads text that looks like a formula, a number, a date or a truth 
 its country: "MAR1" and "1/2" become dates, "00123" and "1E5" numbers, " True" a truth value. ``as_text`` puts
 one apostrophe in front of such text, and ``original`` takes it away. Which text that is, is decided more
 broadly than any one spreadsheet does, for an apostrophe too many is taken away like any other: numbers among
-names of months and days of any language (``core.cell_words``), in scripts other than Latin among few words.
+names of months and days of any language (``core.record.cell_words``), in other scripts among few words.
 
 Numbers stay numbers. Where a country writes decimals with a comma, its spreadsheets take 1.5 for a date, and
 lists are separated by semicolons: ``Form`` holds what may be chosen.
@@ -19,7 +19,7 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from core.cell_words import NAMES
+from core.record.cell_words import NAMES
 
 DELIMITERS = {"comma": ",", "semicolon": ";", "tab": "\t"}
 DECIMALS = {"point": ".", "comma": ","}

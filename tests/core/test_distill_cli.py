@@ -152,8 +152,11 @@ def test_text_of_several_kinds(here, tmp_path, capsys):
         (errno.EROFS, "(read-only file system): give yourself the right to, or name another "),
         (errno.EFBIG, "(file too large): raise the limit on the size of a file (ulimit -f), or "),
         (errno.EIO, "(input/output error): see to its disk, or name another folder with --out. "),
+        (errno.ENAMETOOLONG, "(file name too long): name a folder with a shorter name with --out. "),
+        (errno.EMFILE, "(too many open files): put that right, or name another folder with --out. "),
+        (errno.EDQUOT, "(disk quota exceeded): make room there. "),
     ],
-    ids=["full", "rights", "read-only", "limit", "broken"],
+    ids=["full", "rights", "read-only", "limit", "broken", "long", "others", "quota"],
 )
 def test_what_the_system_says_of_a_file_decides_what_to_do(here, monkeypatch, number, remedy):
     """Not every error of a file is a full disk. The same remedy is named for a checkpoint."""

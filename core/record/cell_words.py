@@ -1,8 +1,8 @@
-"""Names of months, days and halves of a day, as ``core.cells`` has words: small Latin letters, no accents.
+"""Names of months, days and halves of a day, as ``core.record.cells`` has words: small letters, no accents.
 
-Of the Unicode CLDR (Babel 2.19.0), wide and abbreviated, for 67 languages, in words of two letters or more;
-left out are those that ``core.cells`` knows by how they begin. A spreadsheet knows the names of the language
-it runs in, and makes dates of "5 veljača" and "lunes 5/5/2020".
+Of the Unicode CLDR (Babel 2.19.0), wide and abbreviated, for 67 languages that use Latin letters, in words of
+two letters or more; left out are those that ``core.record.cells`` knows by how they begin. A spreadsheet
+knows the names of the language it runs in, and makes dates of "5 veljača" and "lunes 5/5/2020".
 
 Knows words alone.
 """
